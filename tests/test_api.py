@@ -72,7 +72,9 @@ def test_scores_are_the_probabilities_of_the_mask(model, window):
 
 @pytest.mark.parametrize("window", [31, 65_537])
 def test_windows_that_make_no_sense_are_refused(model, window):
-    with pytest.raises(NacreError, match=f"windows of {window} pixels: give 32 to 65,536"):
+    with pytest.raises(
+        NacreError, match=f"the window of {window} pixels is not allowed; give 32 to 65,536 pixels"
+    ):
         model.predict(np.zeros((8, 8, 3), np.uint8), window=window)
 
 
@@ -115,7 +117,7 @@ def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientati
     with Image.open(path) as opened:
         upright = np.asarray(ImageOps.exif_transpose(opened))
         seen = [model.predict(one) for one in (path, opened, upright)]
-        overlays = [np.asarray(seen[0].over(one)) for one in (path, opened, upright)]
+        overlays = [np.asarray(seen[0].overlay(one)) for one in (path, opened, upright)]
     assert all(one.mask.shape == upright.shape[:2] for one in seen)
     assert all(np.array_equal(one.mask, seen[0].mask) for one in seen)
     assert all(np.array_equal(one, overlays[0]) for one in overlays)

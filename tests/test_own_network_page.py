@@ -182,7 +182,9 @@ def test_a_network_without_background_is_taught() -> None:
     model = nacre.learn("cracks", start=network(2), old=names, background=None, config=SHORT)
     assert model.classes == ("background", "road", "car", "crack")
     assert not model.network.has_background
-    assert "background" not in model.predict("image.png").shares(), "no pixel is of no class"
+    assert "background" not in model.predict("image.png").class_fractions(), (
+        "no pixel is of no class"
+    )
 
 
 @pytest.mark.usefixtures("cracks")
@@ -247,7 +249,7 @@ def test_names_that_do_not_fit_are_refused() -> None:
         nacre.learn("cracks", start=network(), old=["road"], out="taught")
     with pytest.raises(NacreError, match="name the classes of the network"):
         nacre.learn("cracks", start=network(), out="taught")
-    with pytest.raises(NacreError, match="go with a network of your own"):
+    with pytest.raises(NacreError, match="are only valid if `start` is a torch network"):
         nacre.learn("cracks", old=["road"], out="taught")
 
 

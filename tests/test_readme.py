@@ -35,7 +35,7 @@ def test_the_python_example_for_researchers_runs(tmp_path, monkeypatch, capsys):
     with Image.open("overlay.png") as overlay:
         assert overlay.size == (80, 48)
     assert names["result"].mask.shape == (48, 80)
-    assert set(np.unique(names["result"].names)) == set(names["result"].shares())
+    assert set(np.unique(names["result"].names)) == set(names["result"].class_fractions())
     assert "{" in capsys.readouterr().out
 
 

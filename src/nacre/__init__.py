@@ -1,7 +1,7 @@
 """nacre teaches a segmentation network new classes step by step, and keeps what it knew.
 
 >>> model = nacre.load("runs/my-run")          # a run folder, a step folder or a model file
->>> model.predict("image.jpg").shares()      # {"background": 0.8, "cat": 0.2}
+>>> model.predict("image.jpg").class_fractions()      # {"background": 0.8, "cat": 0.2}
 >>> nacre.learn("birds/", start=model, out="models/birds")
 >>> nacre.run("scenes/4-2-2/overlapped", "runs/mib", method="mib", preset="demo")
 

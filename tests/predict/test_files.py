@@ -58,9 +58,9 @@ def test_pictures_of_one_name_keep_their_folders(model, images: Path, tmp_path: 
     for stem, name in (("a/x", "a/x.png"), ("b/x.jpg", "b/x.jpg")):
         mask = np.asarray(Image.open(out / "masks" / f"{stem}.png"))
         assert (mask == model.predict(images / name).mask).all()
-    rows = list(csv.DictReader((out / "shares.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "fractions.csv").read_text().splitlines()))
     assert [row["image"] for row in rows] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
-    shares = model.predict(images / "a/x.png").shares()
+    shares = model.predict(images / "a/x.png").class_fractions()
     assert all(abs(float(rows[0][name]) - share) < 1e-6 for name, share in shares.items())
 
 
@@ -126,7 +126,7 @@ def test_a_wish_to_stop_loses_nothing(model, images: Path, tmp_path: Path) -> No
     summary = predict_all(model, [str(images)], out, ("masks", "csv"), StopAfter(2))
     assert (summary.done, summary.stopped) == (2, True)
     assert len(list(out.rglob("*.png"))) == 2
-    assert len((out / "shares.csv").read_text().splitlines()) == 3
+    assert len((out / "fractions.csv").read_text().splitlines()) == 3
 
 
 def test_a_damaged_picture_is_told_and_the_others_are_done(
@@ -302,7 +302,7 @@ def test_class_names_are_no_formulas_in_a_csv(model, tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "-1+1.png")
     given = [str(tmp_path / "-1+1.png")]
     predict_all(replace(model, info=info), given, tmp_path / "seen", ("csv",))
-    head, row = csv.reader((tmp_path / "seen" / "shares.csv").read_text().splitlines())
+    head, row = csv.reader((tmp_path / "seen" / "fractions.csv").read_text().splitlines())
     assert not [cell for cell in (*head, *row) if cell.startswith(("=", "+", "-", "@"))]
     assert head[1:6] == ["background", *(f"'{name}" for name in names[1:])]
 

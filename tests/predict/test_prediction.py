@@ -55,11 +55,13 @@ def test_background_beneath_everything_has_no_polygon(classes) -> None:
 def test_a_prediction_speaks_in_class_names_and_is_a_palette_image_and_an_overlay(classes) -> None:
     seen = Prediction(classes, ("background", "cat", "dog"), COLORS)
     assert (seen.names == np.array(seen.classes)[classes]).all()
-    assert seen.shares() == {name: (classes == i).mean() for i, name in enumerate(seen.classes)}
+    assert seen.class_fractions() == {
+        name: (classes == i).mean() for i, name in enumerate(seen.classes)
+    }
     image = seen.image()
     assert image.mode == "P"
     assert (np.asarray(image) == classes).all()
     assert (np.asarray(image.convert("RGB")) == np.array(COLORS)[classes]).all()
-    mixed = np.asarray(seen.over(np.full((*classes.shape, 3), 100, np.uint8), strength=0.5))
+    mixed = np.asarray(seen.overlay(np.full((*classes.shape, 3), 100, np.uint8), alpha=0.5))
     assert (mixed[classes == 0] == 100).all(), "the background stays as it is"
     assert (mixed[classes == 1] == (150, 50, 50)).all()

@@ -171,9 +171,9 @@ def test_the_commands_write_models_that_predict(learned, tmp_path):
     assert nacre.load(tmp_path / "other").classes == ("background", "starfish")
     merged = nacre.load(tmp_path / "m")
     assert merged.classes == ("background", "starfish", "crate")
-    assert set(merged.predict(torch.zeros(32, 32, 3, dtype=torch.uint8).numpy()).shares()) <= set(
-        merged.classes
-    )
+    assert set(
+        merged.predict(torch.zeros(32, 32, 3, dtype=torch.uint8).numpy()).class_fractions()
+    ) <= set(merged.classes)
     _, _, state = load_model(tmp_path / "m" / "model.safetensors")
     assert sorted(set(state["sums.step"].tolist())) == [0, 1]
     assert json.loads((tmp_path / "m" / "model.json").read_text())["classes"][1] == "starfish"
@@ -192,7 +192,9 @@ def test_what_cannot_be_edited_is_said_in_one_sentence(learned, folders, tmp_pat
         forget_class(forget_class(whole, "pearl"), "starfish")
     with pytest.raises(NacreError, match="one model cannot be merged"):
         merge([whole])
-    with pytest.raises(NacreError, match="say what to forget: a step, a data folder, or a class"):
+    with pytest.raises(
+        NacreError, match="nothing to forget: give a step, a data folder or a class"
+    ):
         nacre.load(path).forget(out=tmp_path / "x")
     with pytest.raises(NacreError, match="exists already"):
         nacre.load(path).forget(step=0, out=path)

@@ -1,4 +1,4 @@
-"""A learned model: use it on images, test it, take it elsewhere, teach it more."""
+"""Models: load, predict, test, export, forget, merge, and learn more classes."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ from nacre.utils.progress import set_progress_bar
 
 Paths = str | Path | Sequence[str | Path]
 
-LEAST_WINDOW, MOST_WINDOW = 32, 65_536
+MIN_WINDOW, MAX_WINDOW = 32, 65_536
 """Sides of windows in pixels."""
 
 
@@ -38,10 +38,10 @@ class Evaluation:
     """Measurements of a model on labeled images.
 
     Attributes:
-        images: How many were tested.
-        iou: IoU of each class that they judge, the background's included; None of a class that
-            none of them has.
-        mean_iou: The mean over the classes, without the background.
+        images: Number of test images.
+        iou: IoU of the background and of each class that the images label; None for a class
+            without a labeled pixel.
+        mean_iou: Mean over the classes, without the background.
     """
 
     images: int
@@ -51,12 +51,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Model:
-    """A learned network and what its channels mean.
+    """A trained network with its class names and its history.
 
     Attributes:
         network: The network, in eval mode.
-        info: What its file says about it.
-        path: Its file, where it was loaded from one.
+        info: The header of its file.
+        path: Its file, if it was loaded from one.
     """
 
     network: Network
@@ -69,7 +69,7 @@ class Model:
         return tuple(self.info.classes)
 
     def learn(self, data: "Paths", **options: Any) -> "Model":
-        """Add the new classes of some data, see `learn`; this model stays as it is."""
+        """Return a model that also knows the new classes of some data; see `learn`."""
         return learn(data, start=self, **options)
 
     def forget(
@@ -80,14 +80,15 @@ class Model:
         class_name: str | None = None,
         out: str | Path,
     ) -> "Model":
-        """Return the model that never learned a step, a folder or a class; this one stays as it is.
+        """Return the model without a step, a data folder or a class; it needs no image.
 
-        It takes a model of `ledger` or `duo`, and no image; of `duo` only the sums forget.
+        The model must be one of `ledger` or `duo`. The decoder of `duo` does not forget.
 
         Args:
-            step: Place of the step among those that made the model; 0 is the first.
-            folder: Or a data folder by its name; with `step` where several steps have such a one.
-            class_name: Or a class, whose pixels count as if they had been ignored.
+            step: The step to forget, by its number in the history; 0 is the first.
+            folder: Or the data folder to forget, by its name. Add `step` if several steps learned
+                from a folder of this name.
+            class_name: Or the class to forget, as if its pixels had been ignored.
             out: Folder for the new model.
         """
         if self.path is None:
@@ -95,7 +96,7 @@ class Model:
                 "this model was not loaded from a file; call forget of nacre.load(path)"
             )
         if (step is None and folder is None) == (class_name is None):
-            raise NacreError("say what to forget: a step, a data folder, or a class")
+            raise NacreError("nothing to forget: give a step, a data folder or a class")
         known = open_ledger(self.path, self.network.given)
         if class_name is not None:
             edited = forget_class(known, class_name)
@@ -110,11 +111,11 @@ class Model:
     ) -> str:
         """Upload the model with a model card to the Hugging Face hub; return the commit's address.
 
-        ``nacre.load("hf://owner/name")`` loads it again, and `learn` takes it as its start.
+        ``nacre.load("hf://owner/name")`` opens it again.
 
         Args:
             repository: ``owner/name``; created if it does not exist.
-            private: Whether a new repository is visible to its owners alone.
+            private: Make a new repository private.
             license: License of the weights, such as ``cc-by-4.0``.
         """
         if self.path is None:
@@ -124,7 +125,7 @@ class Model:
     def fused(self) -> "Model":
         """Return a copy that predicts faster and cannot be trained.
 
-        Batch norm is folded into the convolutions: a tenth to a sixth of the time less with the
+        Batch norm is folded into the convolutions, which saves a tenth to a sixth of the time with
         small backbones on a CPU. Scores differ in their last digits.
         """
         return replace(self, network=self.network.fused())
@@ -165,22 +166,20 @@ class Model:
         edges: bool | None = None,
         scores: bool = False,
     ) -> Prediction | list[Prediction]:
-        """Predict the class of every pixel of an image, or of each of a list, at its own size.
+        """Predict the class of every pixel of an image, or of each image of a list.
 
-        The network sees it at the scale that it was trained and tested at, which its file tells:
-        with the shorter side scaled to the training crops (``crop``), at its own size (``full``),
-        or through windows of the crop's size (``sliding``).
+        The image is scaled as in training and testing, and the prediction has the image's own size.
 
         Args:
             image: A file, a Pillow image, an array (height x width x 3) or a tensor (3 x height x
-                width). EXIF data turn a file or a Pillow image; others are taken as they are.
-            window: Side of windows, through which it is seen then, at the same scale.
-            mirror: Whether its mirror image is looked at, too: twice the time, often better. By
-                default as the model's file says.
-            edges: Whether classes follow the edges of the image: better for large things, and
-                worse for thin ones. By default as the model's file says.
-            scores: Whether the prediction has the probabilities of all classes: 4 bytes each for
-                every pixel.
+                width). EXIF data rotate files and Pillow images.
+            window: Predict in overlapping windows with this side, at the same scale.
+            mirror: Average with the mirrored image, which takes twice the time and is often
+                better. Default: the model's choice.
+            edges: Let class borders follow the edges of the image, which is better for large
+                objects and worse for thin ones. Default: the model's choice.
+            scores: Add the probabilities of all classes to the prediction, 4 bytes per pixel and
+                class.
         """
         predictor = self.predictor(window=window, mirror=mirror, edges=edges)
         if isinstance(image, list | tuple):
@@ -190,9 +189,10 @@ class Model:
     def predictor(
         self, *, window: int | None = None, mirror: bool | None = None, edges: bool | None = None
     ) -> Predictor:
-        """Return how the network sees images, at the scale that it learned at."""
-        if window is not None and not LEAST_WINDOW <= window <= MOST_WINDOW:
-            raise NacreError(f"windows of {window} pixels: give {LEAST_WINDOW} to {MOST_WINDOW:,}")
+        """Return the predictor that turns images into class maps, with other options."""
+        if window is not None and not MIN_WINDOW <= window <= MAX_WINDOW:
+            allowed = f"{MIN_WINDOW} to {MAX_WINDOW:,} pixels"
+            raise NacreError(f"the window of {window} pixels is not allowed; give {allowed}")
         info = self.info if mirror is None else replace(self.info, mirror=mirror)
         info = info if edges is None else replace(info, edges=edges)
         return replace(model_predictor(self.network, info), window=window)
@@ -201,8 +201,8 @@ class Model:
         """Test the model on the test images of a data folder, as `nacre eval` does.
 
         Args:
-            folder: With images/, masks/ and classes.yaml. Tested are the images that ``val.txt``
-                names, without lists one in five by name; ``FOLDER:all`` tests all of them.
+            folder: Folder with images/, masks/ and classes.yaml. The test images are those in
+                ``val.txt``, or one in five if there are no lists; ``FOLDER:all`` tests all images.
         """
         found = evaluate_on_folder(self.network, self.info, Path(folder))
         mean = found["mean_iou"].get("all_without_background")
@@ -215,7 +215,7 @@ class Model:
 
         Args:
             out: ``….onnx``, or ``….html`` for one HTML file that runs the model in a browser.
-            fp16: Whether weights have 16 bits.
+            fp16: Store the weights in 16 bits.
             license: License of the weights, such as ``cc-by-4.0``.
         """
         out = Path(out)
@@ -232,8 +232,8 @@ def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = 
     Args:
         path: A run folder (its last step), a step folder, a model file, or ``hf://org/name``.
         device: auto, cpu, cuda, mps.
-        network: For a model that was learned from a network of yours: one of the same class, with
-            the number of classes that it had then; it is copied.
+        network: For a model that started from your own network: a network of the same class, with
+            the number of classes that it had then. It is copied.
     """
     file = find_model(Path(path))
     loaded, info, _ = load_model(file, choose_device(device), network)
@@ -241,12 +241,12 @@ def load(path: str | Path, device: str = "auto", *, network: nn.Module | None = 
 
 
 def merge(models: "Sequence[str | Path | Model]", *, out: str | Path) -> Model:
-    """Merge models that the method ledger learned on one backbone.
+    """Merge models of `ledger` or `duo` on the same backbone into one that knows all classes.
 
     Args:
-        models: Model files, folders or loaded models. Classes of one name are one class; steps that
-            two models have from a common start count once.
-        out: Folder for the new model, which learned from the images of all.
+        models: Model files, folders or loaded models. Equal class names become one class. Steps
+            from a common start count once.
+        out: Folder for the new model.
     """
     given = next((one.network.given for one in models if isinstance(one, Model)), None)
     opened = [open_ledger(start_path(one) or Path(), given) for one in models]
@@ -271,34 +271,34 @@ def learn(
     observers: Iterable[Observer] = (),
     progress: bool | None = None,
 ) -> Model:
-    """Learn one step: a model, or none, and new data give a model.
+    """Train a first model, or add new classes to an existing one.
 
     Args:
-        data: Folders with images/, masks/ and classes.yaml; each labels what it labels.
-        out: The folder for the new model; calling again goes on there. By default a new one, below
-            ``models/`` and called like the data.
-        start: The model that is continued: a file, a step's or a run's folder, a loaded model, or
-            any torch network of yours that segments; it is copied and stays as it is.
-        old: Names of your network's classes in the order of its channels, without the background.
-        background: Channel of the background in your network; None if it has none.
-        method: Name of the method; by default duo, where the network has pretrained weights or
-            was learned by it; ledger beside networks of other libraries; else mib.
-        classes: Learn only these of the data's classes.
-        rename: The model's name of a class by the data's name of it.
-        new: Names that are new although they look like known ones.
+        data: Folders with images/, masks/ and classes.yaml. Each may label some of the classes.
+        out: Folder for the new model; the same call resumes there. Default: a new folder below
+            ``models/``, named after the data.
+        start: Model to continue: a file, a step or run folder, a loaded model, or your own torch
+            network for segmentation. It is copied and does not change.
+        old: Class names of your own network in the order of its channels, without the background.
+        background: Background channel of your own network; None if it has none.
+        method: Training method. Default: duo for pretrained weights and models of duo, ledger
+            beside networks of other libraries, otherwise mib.
+        classes: Learn only these classes of the data.
+        rename: Class names of the model by class names of the data.
+        new: Classes that are new even if their names resemble known ones.
         tests: More folders to test on.
-        preset: ``paper``, ``small`` or ``demo`` instead of what fits the machine.
-        seed: Of the weights, the order and the augmentation.
-        config: Values as in a config file, such as ``{"train": {"iterations": 200}}``; arguments
-            that are given lie over them.
-        observers: Called with every event (`nacre.training.events`).
-        progress: Whether to show how it goes; by default in notebooks and on terminals.
+        preset: ``paper``, ``small`` or ``demo`` instead of values that fit the machine.
+        seed: Random seed for weights, order and augmentation.
+        config: Values as in a config file, such as ``{"train": {"iterations": 200}}``. Other
+            arguments override them.
+        observers: Functions that are called with every event (`nacre.training.events`).
+        progress: Show the progress. Default: in notebooks and on terminals.
 
     Raises:
-        Interrupted: by Ctrl-C; what was learned is saved, and the same call goes on.
+        Interrupted: after Ctrl-C. The progress is saved, and the same call resumes.
 
     Returns:
-        The model; its folder has the metrics before and after (metrics.json).
+        The model. Its folder contains the metrics before and after the step (metrics.json).
     """
     set_progress_bar(progress_bar)
     config = config or {}
@@ -307,7 +307,7 @@ def learn(
     if isinstance(start, nn.Module):
         start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
-        raise NacreError("old and background go with a network of your own as start")
+        raise NacreError("`old` and `background` are only valid if `start` is a torch network")
     begun_from = start_path(start)
     named: dict[str, Any] = {
         "data": list(map(str, _paths(data))),
@@ -328,7 +328,7 @@ def learn(
 
 
 def _new_folder(data: Sequence[Path]) -> Path:
-    """Return a folder that is not there yet, named after data."""
+    """Return the path of a new folder named after the data."""
     name = "-".join(path.resolve().name for path in data) or "model"
     numbered = (Path("models") / (f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
     return next(path for path in numbered if not path.exists())
@@ -341,7 +341,7 @@ def _save_network(
     background: int | None,
     config: dict[str, Any],
 ) -> tuple[Path, nn.Module | None]:
-    """Write a network that is given as a model to start from, beside the new model's folder.
+    """Save your own network as a start model beside the new model's folder.
 
     Returns:
         The file, and the network if the file cannot be opened without it.

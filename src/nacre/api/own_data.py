@@ -1,4 +1,4 @@
-"""Data and steps of one's own: a data folder for any loop, and a step on any torch data set."""
+"""A data folder as a torch data set, and steps on any torch data set."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,21 +30,21 @@ from nacre.training.events import Observer, Recorder
 
 
 class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
-    """The images of a data folder with their targets, as a plain `DataLoader` of torch takes them.
+    """A torch data set of the images and targets of a data folder.
 
-    An item is an image, 3,S,S, uint8, and its targets, S,S, uint8: 0 is the background, i the class
-    `classes[i]`, 255 is ignored. Training images are augmented, test images are not.
+    An item is an image (3,S,S, uint8) and its targets (S,S, uint8): 0 is the background, i is the
+    class `classes[i]`, 255 is ignored. Training images are augmented, test images are not.
 
     Args:
-        root: The folder with images/, masks/ and classes.yaml.
+        root: Folder with images/, masks/ and classes.yaml.
         split: ``train`` or ``val``.
-        crop_size: The side S of what is cut out of an image.
-        crop: How training images are cut: ``paper``, ``deeplab`` or ``plain``.
-        seed: Of the augmentation.
+        crop_size: Side S of the crops.
+        crop: Crop policy of training images: ``paper``, ``deeplab`` or ``plain``.
+        seed: Random seed of the augmentation.
 
     Attributes:
         classes: Class name by target, the background first.
-        epoch: Decides, with the seed, how training images are cut; set it before each epoch.
+        epoch: Number of the epoch, which changes the crops; set it before each epoch.
     """
 
     def __init__(
@@ -94,21 +94,20 @@ def make_step(
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Step:
-    """Return a step that learns from a torch data set; `learn_step` learns it, without any folder.
+    """Return a step on a torch data set; `learn_step` trains it, without any folder.
 
     Args:
-        data: Gives, with its length, by number an image and its mask of the same size: a Pillow
-            image, an array H,W,3 or a tensor 3,H,W of 8 bits; an array or a tensor H,W. They are
-            cut and augmented as `config` says (`images`).
-        classes: What the values 1, 2, … of the masks mean; 0 is the background, 255 is ignored.
-            Those that the start model does not know are new.
-        start: A step that was learned, a loaded model, or a model file or folder; it stays as it
-            is.
-        method: Name of the method; by default as for `learn`.
-        seed: Of the weights, the order and the augmentation; 1 unless the config says another.
+        data: A data set with a length. An item is an image (a Pillow image, an 8-bit array H,W,3
+            or an 8-bit tensor 3,H,W) and its mask (an array or tensor H,W). nacre crops and
+            augments both, see `images` in the config.
+        classes: Names of the mask values 1, 2, …; 0 is the background, 255 is ignored. Classes
+            that the start model does not know are new.
+        start: A learned step, a loaded model, or a model file or folder. It does not change.
+        method: Training method. Default: that of `learn`.
+        seed: Random seed for weights, order and augmentation. Default: the config's, or 1.
         config: The sections `model`, `train`, `images`, `labels` and `method` of a config.
-        observers: Receive the events.
-        should_stop: Whether to stop.
+        observers: Functions that are called with every event.
+        should_stop: Function that returns True to stop.
     """
     named = {"method": {"name": method} if method else None, "seed": seed}
     given = {key: value for key, value in named.items() if value is not None}
@@ -134,7 +133,7 @@ def make_step(
 
 
 def _check(data: Dataset[Any], classes: Sequence[str]) -> int:
-    """Return the number of images; refuse data and classes that are not what they seem."""
+    """Return the number of images; refuse data without a length and classes that are no list."""
     try:
         count: int = len(data)  # type: ignore[arg-type]
     except TypeError:
@@ -149,7 +148,7 @@ def _check(data: Dataset[Any], classes: Sequence[str]) -> int:
 def _open_start(
     start: Step | Model | str | Path | None,
 ) -> tuple[ModelInfo | None, Path | None, nn.Module | None]:
-    """Return what is known of a start, its file, and the network that the file cannot build."""
+    """Return the header of a start model, its file, and the user's own network if it needs one."""
     if isinstance(start, Step):
         _check_learned(start)
         return model_info(start), None, None
@@ -166,20 +165,20 @@ def _check_learned(step: Step) -> None:
 
 
 def save_step(step: Step, path: str | Path) -> None:
-    """Save the model of a step that was learned, for `nacre.load` and as the start of others."""
+    """Save the model of a learned step; `nacre.load` opens it."""
     _check_learned(step)
     save_model(Path(path), step.network, model_info(step), step.state)
 
 
 class _Given:
-    """A torch data set of images and masks, as the rest of nacre sees a data set."""
+    """Adapts a torch data set of images and masks to nacre's data sources."""
 
     def __init__(self, data: Dataset[Any], space: LabelSpace) -> None:
         self.data, self.space = data, space
         self._last: tuple[str, Any] = ("", None)
 
     def index(self, split: Split) -> LabelIndex:
-        """Refuse: nobody has looked at the masks."""
+        """Raise an error: the masks have not been read."""
         raise NacreError(
             "a data set given in Python has no index of its labels: put its images and masks into "
             "a folder for what needs one"

@@ -1,4 +1,4 @@
-"""Running a scenario from Python, and what all learning from Python has in common."""
+"""Running a scenario from Python, with progress and a safe Ctrl-C."""
 
 import contextlib
 import os
@@ -27,26 +27,26 @@ def run(
     observers: Iterable[Observer] = (),
     progress: bool | None = None,
 ) -> dict[str, Any]:
-    """Learn all steps of a scenario, or go on with a run that was interrupted.
+    """Train all steps of a scenario, or resume an interrupted run.
 
     Args:
         scenario: ``data/task/setup``, a shipped scenario or a ``.yaml`` file.
-        out: The run's folder.
-        method: Name of the method; by default duo on pretrained weights, mib without them and
-            under the presets of the paper.
-        preset: Values that lie under all others: ``paper``, ``small`` or ``demo``.
-        seed: Of the weights, the order and the augmentation; 1 unless the config says another.
-        cache: Folder of learned steps that runs share: what is there is not learned again.
-        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``; arguments that
-            are given lie over them.
-        observers: Called with every event (`nacre.training.events`).
-        progress: Whether to show how it goes; by default in notebooks and on terminals.
+        out: Folder for the run.
+        method: Training method. Default: duo for pretrained weights; mib without them and under
+            the presets of the paper.
+        preset: Config values to begin with: ``paper``, ``text``, ``small`` or ``demo``.
+        seed: Random seed for weights, order and augmentation. Default: the config's, or 1.
+        cache: Folder of learned steps that runs share; a step in it is not trained again.
+        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``. Other arguments
+            override them.
+        observers: Functions that are called with every event (`nacre.training.events`).
+        progress: Show the progress. Default: in notebooks and on terminals.
 
     Returns:
         The content of the run's ``metrics.json``.
 
     Raises:
-        Interrupted: by Ctrl-C; what was learned is saved, and the same call goes on.
+        Interrupted: after Ctrl-C. The progress is saved, and the same call resumes.
     """
     set_progress_bar(progress_bar)
     named = {"scenario": scenario, "method": {"name": method} if method else None, "seed": seed}
@@ -61,13 +61,13 @@ def run(
 def watched(
     out: str | Path, observers: Iterable[Observer], progress: bool | None
 ) -> Iterator[tuple[list[Observer], Callable[[], bool]]]:
-    """Show how learning goes, and let Ctrl-C stop it where it is safe.
+    """Show the progress of training, and let Ctrl-C stop it after a save.
 
     Yields:
-        Who receives the events, and whether the user wants to stop.
+        The observers of the events, and a function that returns True after Ctrl-C.
 
     Raises:
-        Interrupted: with what to do then.
+        Interrupted: with how to resume.
     """
     with contextlib.ExitStack() as meanwhile:
         told = list(observers)

@@ -84,9 +84,9 @@ def _print_summary(summary: "Summary") -> None:
     """Print skipped inputs and class fractions."""
     for sentence in summary.failed:
         app.echo(f"skipped: {sentence}", err=True)
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in summary.shares.items())
+    fractions = ", ".join(f"{name} {value:.1%}" for name, value in summary.fractions.items())
     count = "1 image" if summary.done == 1 else f"{summary.done} images"
-    app.make_console().print(f"{count}: {shares}" if shares else count, highlight=False)
+    app.make_console().print(f"{count}: {fractions}" if fractions else count, highlight=False)
 
 
 @app.command(

@@ -83,7 +83,7 @@ learned in {steps} {"step" if steps == 1 else "steps"} with nacre {__version__}.
 import nacre
 
 model = nacre.load("hf://{repository}")
-model.predict("image.jpg").shares()  # the share of the image that each class covers
+model.predict("image.jpg").class_fractions()  # the fraction of the image that each class covers
 model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next class
 ```
 

@@ -1,6 +1,6 @@
 """`nacre predict`: a model over images, folders, videos and maps; results lie as inputs lay.
 
-    OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/shares.csv
+    OUT/masks/…png  OUT/overlays/…jpg  OUT/labelme/…json  OUT/fractions.csv
 
 A wish to stop is heard after the image at hand; whatever was done by then is written and whole.
 """
@@ -31,7 +31,7 @@ from nacre.predict.prediction import (
     labelme,
     overlay,
     predict_image,
-    share_of_classes,
+    class_fractions,
     to_rgb,
     write_mask,
     write_overlay,
@@ -121,29 +121,29 @@ class Summary:
         done: Images, and frames of videos.
         failed: What could not be read, and why.
         stopped: Whether there was a wish to stop.
-        shares: Which share of all that was seen each class covers.
+        fractions: Fraction of all pixels that each class covers.
     """
 
     done: int
     failed: tuple[str, ...]
     stopped: bool
-    shares: dict[str, float]
+    fractions: dict[str, float]
 
 
 class _Results:
-    """The destination of a call's results; the CSV of shares grows row by row.
+    """The destination of a call's results; the CSV of fractions grows row by row.
 
     Args:
         channels: Of the network.
         out: Folder of the results.
         forms: What is written.
-        shares: The file of the CSV, if it is wanted.
+        fractions: The file of the CSV, or None.
     """
 
     def __init__(
-        self, channels: Channels, out: Path, forms: Sequence[str], shares: TextIO | None
+        self, channels: Channels, out: Path, forms: Sequence[str], fractions: TextIO | None
     ) -> None:
-        self.channels, self.out, self.forms, self.shares = channels, out, forms, shares
+        self.channels, self.out, self.forms, self.fractions = channels, out, forms, fractions
         self.counts = np.zeros(len(channels), np.int64)
         self.done = 0
         self._add_row(["image", *map(csv_text, channels.names)])
@@ -163,9 +163,9 @@ class _Results:
         self.done += 1
 
     def _add_row(self, row: Sequence[str]) -> None:
-        if self.shares is not None:
-            csv.writer(self.shares).writerow(row)
-            self.shares.flush()
+        if self.fractions is not None:
+            csv.writer(self.fractions).writerow(row)
+            self.fractions.flush()
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -216,12 +216,12 @@ def predict_all(
         with contextlib.suppress(InUse):
             held.enter_context(locked(out, "predict"))
             _tidy(out)
-        shares = None
+        fractions = None
         if "csv" in forms:
             out.mkdir(parents=True, exist_ok=True)
-            path = out / "shares.csv"
-            shares = held.enter_context(path.open("w", newline="", encoding="utf-8"))
-        results = _Results(channels, out, forms, shares)
+            path = out / "fractions.csv"
+            fractions = held.enter_context(path.open("w", newline="", encoding="utf-8"))
+        results = _Results(channels, out, forms, fractions)
         progress = held.enter_context(show_progress("predicting"))
         for i, one in enumerate(inputs):
             try:
@@ -233,7 +233,7 @@ def predict_all(
             progress(i + 1, len(inputs))
             if stopped:
                 break
-    covered = share_of_classes(results.counts, channels.names)
+    covered = class_fractions(results.counts, channels.names)
     return Summary(results.done, tuple(failed), stopped, covered)
 
 

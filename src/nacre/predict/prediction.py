@@ -37,11 +37,11 @@ class Prediction:
     """A model's prediction for an image.
 
     Attributes:
-        mask: Channel of each pixel, of the image's size.
+        mask: Channel of each pixel, in the image's size.
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
-        scores: Channels x height x width: how probable each class is at each pixel, where
-            `Model.predict` was asked for it.
+        scores: Probability of each class at each pixel (channels x height x width), if
+            `Model.predict` was called with ``scores=True``.
     """
 
     mask: npt.NDArray[Any]
@@ -54,25 +54,24 @@ class Prediction:
         """The mask as class names."""
         return np.array(self.classes)[self.mask]
 
-    def shares(self) -> dict[str, float]:
-        """Return which share of the image each class covers, largest first."""
-        return share_of_classes(count_classes(self.mask, len(self.classes)), self.classes)
+    def class_fractions(self) -> dict[str, float]:
+        """Return the fraction of the image that each class covers, largest first."""
+        return class_fractions(count_classes(self.mask, len(self.classes)), self.classes)
 
     def image(self) -> Image.Image:
         """Return the mask as a palette image: label values are channels."""
         return palette_image(self.mask, self.colors)
 
-    def over(self, image: AnyImage, strength: float = 0.6) -> Image.Image:
-        """Return the image with the classes laid over it in color."""
-        pixels = np.asarray(to_rgb(image))
-        return overlay(pixels, self.mask, self.colors, strength)
+    def overlay(self, image: AnyImage, alpha: float = 0.6) -> Image.Image:
+        """Return the image with the colors of the classes over it."""
+        return overlay(np.asarray(to_rgb(image)), self.mask, self.colors, alpha)
 
 
 @torch.inference_mode()
 def predict_image(
     predictor: Predictor, image: AnyImage, channels: Channels, scores: bool = False
 ) -> Prediction:
-    """Return what a network sees in an image, with the scores of all classes if asked for."""
+    """Predict an image; add the scores of all classes on request."""
     device = next(predictor.network.parameters()).device
     pixels = torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)[None].to(device)
     dtype = np.uint16 if is_wide(len(channels)) else np.uint8
@@ -85,7 +84,7 @@ def predict_image(
 
 
 def to_rgb(image: AnyImage) -> Image.Image:
-    """Return an image as upright RGB, whatever form it has."""
+    """Return an image in any form as upright RGB."""
     if isinstance(image, str | Path):
         return decode(open_image(Path(image)))
     if isinstance(image, Tensor):
@@ -142,16 +141,16 @@ def write_mask(path: Path, classes: ClassMap, colors: Sequence[Color]) -> None:
 
 
 def overlay(
-    pixels: Pixels, classes: ClassMap, colors: Sequence[Color], strength: float = 0.6
+    pixels: Pixels, classes: ClassMap, colors: Sequence[Color], alpha: float = 0.6
 ) -> Image.Image:
-    """Return an image with its classes laid over it in color, all but the background."""
-    paint = np.array(colors, np.float32) * strength
+    """Return an image with the colors of its classes over it, except the background."""
+    paint = np.array(colors, np.float32) * alpha
     mixed = np.empty_like(pixels)
     for top in range(0, len(pixels), _STRIP):
         rows = slice(top, top + _STRIP)
-        part, found = pixels[rows], classes[rows]
-        laid = part * np.float32(1 - strength) + paint[found]
-        mixed[rows] = np.where(found[..., None] > 0, laid.round().astype(np.uint8), part)
+        strip, channels = pixels[rows], classes[rows]
+        mixture = strip * np.float32(1 - alpha) + paint[channels]
+        mixed[rows] = np.where(channels[..., None] > 0, mixture.round().astype(np.uint8), strip)
     return Image.fromarray(mixed)
 
 
@@ -206,8 +205,8 @@ def count_classes(classes: ClassMap, channels: int) -> npt.NDArray[np.int64]:
     return counts
 
 
-def share_of_classes(counts: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, float]:
-    """Return which share of the pixels each class covers, largest first."""
+def class_fractions(counts: npt.NDArray[np.int64], names: Sequence[str]) -> dict[str, float]:
+    """Return the fraction of the pixels that each class covers, largest first."""
     total = max(1, int(counts.sum()))
     order = np.argsort(-counts, kind="stable")
     return {names[i]: int(counts[i]) / total for i in order if counts[i]}
