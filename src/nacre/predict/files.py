@@ -27,11 +27,11 @@ from nacre.labels.channels import Channels
 from nacre.predict import rasters
 from nacre.predict.polygons import ClassMap
 from nacre.predict.prediction import (
+    class_fractions,
     count_classes,
     labelme,
     overlay,
     predict_image,
-    class_fractions,
     to_rgb,
     write_mask,
     write_overlay,
