@@ -81,7 +81,7 @@ def random_network(name: str, images: list[Tensor]) -> Network:
 def as_model(network: Network) -> Model:
     names = ["background", *"abcd"]
     colors = [(50 * i, 10 * i, 200 - 40 * i) for i in range(CHANNELS)]
-    return Model(network, ModelInfo(names, colors, [0, 1, 2, 3, 4], [5], [], {}, CROP, "full", {}))
+    return Model(network, ModelInfo(names, colors, [5], [], {}, CROP, "full", {}))
 
 
 @pytest.fixture(scope="module")

@@ -85,4 +85,4 @@ def build(config: PlainConfig, classes_per_step: Any, crop: Any, load: bool) -> 
     return adapt(model, config, classes_per_step)
 
 
-KINDS["plain"] = Kind(PlainConfig, build, "a module of one's own", make)
+KINDS["plain"] = Kind(PlainConfig, build, make)

@@ -239,7 +239,6 @@ def test_a_model_file_keeps_the_grid_and_its_constants(tmp_path: Any) -> None:
     info = ModelInfo(
         classes=names,
         colors=[(0, 0, i) for i in range(3)],
-        labels=[0, 1, 2],
         steps=[3],
         lineage=[],
         model={},

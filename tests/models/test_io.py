@@ -12,7 +12,6 @@ STEP = {"step": 0, "classes": ["cat"], "images": 3, "data": ["pets"], "method": 
 HEADER: dict[str, Any] = {
     "classes": ["background", "cat"],
     "colors": [[0, 0, 0], [255, 0, 0]],
-    "labels": [0, 1],
     "steps": [2],
     "lineage": [STEP],
     "model": {},

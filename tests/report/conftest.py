@@ -127,7 +127,6 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
     info = ModelInfo(
         classes=list(classes.names(step)),
         colors=list(classes.channels(step).colors),
-        labels=[classes.space.background, *classes.seen(step)],
         steps=sizes,
         lineage=[],
         model=config.model.model_dump(mode="json"),

@@ -107,7 +107,6 @@ def save(path: Path, model: dict[str, Any]) -> None:
     info = ModelInfo(
         classes=["background", "cat"],
         colors=[(0, 0, 0), (255, 0, 0)],
-        labels=[0, 1],
         steps=[2],
         lineage=[step],
         model={},

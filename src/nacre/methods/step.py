@@ -101,7 +101,6 @@ class Step:
         config: The recipe (`nacre.training.config.Recipe`).
         dist: The processes that compute, and where.
         tests: How the network is tested after it (`nacre.runs`).
-        labels: The label value of each channel; by default its number.
         entry: What the model's lineage says of the step.
         history: The entries of the steps before it.
         overlapped: Whether its images may come again in other steps, with other labels.
@@ -128,7 +127,6 @@ class Step:
     config: Any
     dist: Distributed
     tests: Any = None
-    labels: Sequence[int | None] = ()
     entry: dict[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
     overlapped: bool = True

@@ -51,25 +51,18 @@ class Kind:
         build: makes it, from its config, the channels of each step that has been learned (step 0's
             with the background), the side of the training crops, and whether to load its weights.
             The network's `config` says how to build it again without files or downloads.
-        summary: for people.
         make: for a network in an adapter: makes the library's module alone, of so many classes,
             with random weights and without running it. `build` puts an adapter around it.
     """
 
     config: type[ModelConfig]
     build: Callable[[Any, Sequence[int], int | None, bool], Network]
-    summary: str
     make: Callable[[Any, int], nn.Module] | None = None
 
 
 KINDS: dict[str, Kind] = {
-    OWN: Kind(DeepLabConfig, deeplab.build, "ours: a backbone, a decoder and growing rows"),
-    "external": Kind(
-        ExternalConfig,
-        external.build,
-        "a network for segmentation of transformers, smp or torchvision",
-        external.make,
-    ),
+    OWN: Kind(DeepLabConfig, deeplab.build),
+    "external": Kind(ExternalConfig, external.build, external.make),
 }
 
 

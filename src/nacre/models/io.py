@@ -38,7 +38,6 @@ MOST_CLASSES = 65_536
 
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Level = Annotated[int, Field(strict=True, ge=0, le=255)]
-Label = Annotated[int, Field(strict=True, ge=0, lt=MOST_CLASSES)]
 NumChannels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
 
 
@@ -76,7 +75,6 @@ class ModelInfo:
     Attributes:
         classes: Class name by channel.
         colors: RGB by channel.
-        labels: The data set's label by channel; None for a background without a label.
         steps: Channels that each step added, with the background in step 0.
         lineage: For each step that made it: its classes, images, data, method and time.
         model: The config of the network.
@@ -90,7 +88,6 @@ class ModelInfo:
 
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[tuple[Level, Level, Level]]
-    labels: list[Label | None]
     steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
     lineage: Lineage
     model: dict[str, Any]
@@ -161,8 +158,7 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
         info = TypeAdapter(ModelInfo).validate_python(content)
     except ValidationError as error:
         raise NacreError(describe_errors(error, Any)) from error
-    counts = {"colors": len(info.colors), "labels": len(info.labels), "channels": sum(info.steps)}
-    check_channels(info.classes, counts)
+    check_channels(info.classes, {"colors": len(info.colors), "channels": sum(info.steps)})
     return info
 
 
@@ -258,7 +254,6 @@ def save_start(
     info = ModelInfo(
         classes=[BACKGROUND, *names],
         colors=list(distinct_colors(count)),
-        labels=list(range(count)),
         steps=[count],
         lineage=[{"step": 0, "classes": names, "images": 0, "data": [], "method": "given"}],
         model={},

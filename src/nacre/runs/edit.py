@@ -203,7 +203,6 @@ def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
         one.info,
         classes=names,
         colors=extend_colors(one.info.colors, names, own),
-        labels=_labels(one.info, other.info, names),
         steps=[*one.info.steps, *_added(one.info, other.info)],
         lineage=_numbered(lineage),
     )
@@ -259,18 +258,6 @@ def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
     return [count for count in added if count]
 
 
-def _labels(one: ModelInfo, other: ModelInfo, names: Sequence[str]) -> list[int | None]:
-    """Return the labels by channel: those that there are, else the data's own, else free ones."""
-    labels = list(one.labels)
-    own = dict(zip(other.classes, other.labels, strict=True))
-    for name in names[len(labels) :]:
-        used = {label for label in labels if label is not None}
-        label = own[name]
-        free = next(i for i in range(len(used) + 1) if i not in used)
-        labels.append(free if label is None or label in used else label)
-    return labels
-
-
 def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> LedgerModel:
     """Return the model of fewer rows, without the channels that have lost all of theirs."""
     lost = set(model.sums.channel.tolist()) - set(sums.channel.tolist()) - {0}
@@ -285,7 +272,6 @@ def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> L
         info,
         classes=names,
         colors=[info.colors[c] for c in kept],
-        labels=[info.labels[c] for c in kept],
         steps=_kept_groups(info.steps, kept),
         lineage=_numbered(lineage),
     )

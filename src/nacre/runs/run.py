@@ -79,7 +79,6 @@ def scenario_step(config: RunConfig, data: ScenarioData, index: int, dist: Distr
         config=config,
         dist=dist,
         tests=ScenarioTests(data, config),
-        labels=[classes.space.background, *classes.seen(index)],
         entry=entries[-1],
         history=entries[:-1],
         overlapped=data.scenario.setup == "overlapped",

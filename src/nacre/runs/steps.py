@@ -343,7 +343,6 @@ def model_info(step: Step) -> ModelInfo:
     return ModelInfo(
         classes=list(channels.names),
         colors=list(channels.colors),
-        labels=list(step.labels or range(len(channels))),
         steps=channels.per_step,
         lineage=[*map(dict, step.history), step.entry | judged],
         model=config.model.model_dump(mode="json"),
