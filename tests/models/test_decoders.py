@@ -23,7 +23,7 @@ from nacre.models.decoders import (
     default_atrous_rates,
 )
 from nacre.models.deeplab import DeepLab
-from nacre.models.io import ModelInfo, find_model, load_model, save_model
+from nacre.models.io import find_model, load_model
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.step import make_teacher
@@ -75,11 +75,6 @@ def test_window_around_each_feature_of_a_large_image() -> None:
 def test_global_mean_in_training_whatever_the_window() -> None:
     x = features(2, 6, 9, 9)
     torch.testing.assert_close(aspp(window=4)(x), aspp(window=None)(x))
-
-
-def test_training_with_one_image_says_what_is_needed() -> None:
-    with pytest.raises(NacreError, match=r"one image at a time .* train\.micro_batch"):
-        aspp()(features(1, 6, 5, 5))
 
 
 def test_dilations_reach_equally_far_at_every_stride() -> None:
@@ -231,27 +226,6 @@ def test_any_size_has_as_many_points_as_the_stride_says_rounded_up(size: tuple[i
     network, _ = on_stages()
     output = network(torch.zeros(1, 3, *size, dtype=torch.uint8))
     assert output.logits.shape[-2:] == tuple(-(-side // 16) for side in size)
-
-
-def test_a_model_file_keeps_the_grid_and_its_constants(tmp_path: Any) -> None:
-    network, grid = on_stages(grid_stride=8)
-    names = ["background", "a", "b"]
-    info = ModelInfo(
-        classes=names,
-        colors=[(0, 0, i) for i in range(3)],
-        steps=[3],
-        lineage=[],
-        model={},
-        crop=64,
-        predict_mode="crop",
-        config={},
-    )
-    save_model(tmp_path / "model.safetensors", network, info, {})
-    loaded, _, _ = load_model(tmp_path / "model.safetensors")
-    assert isinstance(loaded, DeepLab)
-    assert isinstance(loaded.decoder, StageGrid)
-    assert loaded.decoder.stride == 8
-    assert torch.equal(loaded.decoder.std, grid.std)
 
 
 def test_a_grid_finer_than_all_stages_is_refused() -> None:

