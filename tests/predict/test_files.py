@@ -72,6 +72,14 @@ def test_files_folders_and_globs_are_found_once(images: Path, tmp_path: Path) ->
         find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
 
 
+def test_hidden_files_of_a_folder_are_no_images(images: Path, tmp_path: Path) -> None:
+    (images / "a" / "._x.png").write_bytes(b"macOS")
+    (images / ".cache").mkdir()
+    (images / ".cache" / "z.png").touch()
+    found = find_inputs([str(images)], tmp_path / "seen")
+    assert [one.name for one in found] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
+
+
 def test_every_result_has_a_place_of_its_own_below_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

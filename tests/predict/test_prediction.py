@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nacre.errors import NacreError
 from nacre.predict import prediction, rasters
 from nacre.predict.prediction import Prediction, count_classes, labelme, write_mask
 from nacre.predict.rasters import make_class_map
@@ -17,6 +18,13 @@ COLORS = ((0, 0, 0), (200, 0, 0), (0, 200, 0))
 def classes() -> np.ndarray:
     rng = np.random.default_rng(3)
     return rng.integers(0, 3, (7, 5)).repeat(4, 0).repeat(4, 1).astype(np.uint8)
+
+
+def test_an_image_of_another_size_is_not_drawn_over(classes) -> None:
+    found = Prediction(classes, ("background", "a", "b"), COLORS)
+    assert found.overlay(Image.new("RGB", (20, 28))).size == (20, 28)
+    with pytest.raises(NacreError, match="is 28 x 20, the prediction is of one of 20 x 28"):
+        found.overlay(Image.new("RGB", (28, 20)))
 
 
 @pytest.mark.parametrize("most", [1, 10**6])

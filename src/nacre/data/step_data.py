@@ -89,15 +89,11 @@ class ScenarioData:
             "steps": [
                 {
                     "classes": {str(one): classes.space.names[one] for one in classes.new(step)},
-                    "images": len(images),
-                    "sha256": digest([names[i] for i in images]),
+                    **_image_list([names[i] for i in images]),
                 }
                 for step, images in enumerate(self.image_lists)
             ],
-            "tests": [
-                {"images": len(names), "sha256": digest(names)}
-                for names in (list(self.eval_dataset(k).names) for k in range(self.num_steps))
-            ],
+            "tests": [_image_list(self.eval_dataset(k).names) for k in range(self.num_steps)],
         }
 
     def check_tests(self, num_steps: int) -> None:
@@ -217,8 +213,7 @@ class LabeledSet:
             index = self.index(split)
             pairs = zip(index.names, index.pixel_counts, strict=True)
             found[split] = {
-                "images": len(index),
-                "sha256": digest(list(index.names)),
+                **_image_list(index.names),
                 # Of what the masks contain, to notice masks that were changed.
                 "labels": digest([f"{name} {sorted(pixels.items())}" for name, pixels in pairs]),
             }
@@ -240,6 +235,11 @@ class SeenPart:
     split: Split
     is_test: bool
     is_new: bool
+
+
+def _image_list(names: Sequence[str]) -> dict[str, Any]:
+    """Return what is enough to notice that a list of images changed."""
+    return {"images": len(names), "sha256": digest(names)}
 
 
 def rename_classes(

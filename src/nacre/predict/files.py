@@ -101,7 +101,12 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
         return [path]
     if path.is_dir():
         os.scandir(path).close()  # what may not be read is no folder without images
-        candidates = sorted(path.rglob("*"))
+        # Hidden files are no images: macOS leaves some beside those that it copies.
+        candidates = sorted(
+            one
+            for one in path.rglob("*")
+            if not any(part.startswith(".") for part in one.relative_to(path).parts)
+        )
     else:
         candidates = [Path(one) for one in sorted(glob.glob(str(path), recursive=True))]
     suffixes = (*IMAGE_SUFFIXES, *VIDEO_SUFFIXES)

@@ -64,7 +64,13 @@ class Prediction:
 
     def overlay(self, image: AnyImage, alpha: float = 0.6) -> Image.Image:
         """Return the image with the colors of the classes over it."""
-        return overlay(np.asarray(to_rgb(image)), self.mask, self.colors, alpha)
+        pixels = np.asarray(to_rgb(image))
+        if pixels.shape[:2] != self.mask.shape:
+            raise NacreError(
+                f"the image is {pixels.shape[1]} x {pixels.shape[0]}, the prediction is of one of "
+                f"{self.mask.shape[1]} x {self.mask.shape[0]}; give the image that was predicted"
+            )
+        return overlay(pixels, self.mask, self.colors, alpha)
 
 
 @torch.inference_mode()

@@ -283,7 +283,7 @@ def make_plan(scenario: Scenario, index: LabelIndex, lists: ImageLists) -> list[
     return [_plan_step(scenario, index, step, images) for step, images in enumerate(lists)]
 
 
-def digest(names: list[str]) -> str:
+def digest(names: Sequence[str]) -> str:
     """Return the sha256 of sorted names joined by newline."""
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
 
