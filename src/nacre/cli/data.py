@@ -16,8 +16,7 @@ from nacre.errors import NacreError, check
 from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
-    from nacre.data.source import FileSource
-    from nacre.data.validate import DataReport
+    from nacre.data.source import DataReport, FileSource
     from nacre.scenarios.scenario import Scenario, StepPlan
 
 MAX_PROBLEMS = 10
@@ -38,7 +37,7 @@ def data(
     json: app.Json = False,
 ) -> None:
     """Check a data folder before training: counts, pairs, sizes, labels, damaged files."""
-    from nacre.data.validate import check_source
+    from nacre.data.source import check_source
 
     report = check_source(_open_files(name, root, classes))
     if json:
