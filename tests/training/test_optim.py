@@ -46,34 +46,32 @@ def lrs(config: OptimConfig, iterations: int, lr: float = 1.0) -> list[float]:
     return found
 
 
-def test_the_default_is_the_papers_sgd_bit_for_bit() -> None:
-    one, two = network(), network()
-    update(one, make_optimizer(one, OptimConfig(), 0.01))
-    sgd = torch.optim.SGD(two.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    update(two, sgd)
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(a, b)
+SGD: Any = {"momentum": 0.9, "weight_decay": 1e-4}
 
 
-def test_plain_momentum_is_the_papers_text() -> None:
+@pytest.mark.parametrize(
+    ("config", "kind", "options"),
+    [
+        (OptimConfig(), torch.optim.SGD, {**SGD, "nesterov": True}),
+        (OptimConfig(nesterov=False), torch.optim.SGD, SGD),
+        (
+            OptimConfig(optimizer="adamw", weight_decay=0.05),
+            torch.optim.AdamW,
+            {"betas": (0.9, 0.999), "weight_decay": 0.05},
+        ),
+    ],
+    ids=["the paper's released code", "the paper's text", "adamw"],
+)
+def test_an_optimizer_is_torchs_bit_for_bit(config: OptimConfig, kind: Any, options: Any) -> None:
     one, two = network(), network()
-    update(one, make_optimizer(one, OptimConfig(nesterov=False), 0.01))
-    update(two, torch.optim.SGD(two.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4))
+    update(one, make_optimizer(one, config, 0.01))
+    update(two, kind(two.parameters(), lr=0.01, **options))
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_the_default_schedule_is_the_papers_to_the_last_bit() -> None:
     assert lrs(OptimConfig(), 30, 0.01) == [0.01 * (1 - i / 30) ** 0.9 for i in range(30)]
-
-
-def test_adamw_is_torchs() -> None:
-    one, two = network(), network()
-    config = OptimConfig(optimizer="adamw", weight_decay=0.05)
-    update(one, make_optimizer(one, config, 0.01))
-    update(two, torch.optim.AdamW(two.parameters(), 0.01, (0.9, 0.999), weight_decay=0.05))
-    for a, b in zip(one.parameters(), two.parameters(), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_cosine_falls_from_one_to_nothing_and_warm_up_rises_linearly() -> None:

@@ -100,14 +100,11 @@ class Trainer:
         """
         step, device = self.step, self.dist.device
         pin, workers = device.type == "cuda", count_workers(self.config.num_workers, device)
-        views = self._views()
+        keys = step.sampler.starting_at(self.iteration)
+        view_of = step.data.config.view_of
+        views = ([(view_of(epoch), image) for epoch, image in one] for one in keys)
         for batch in train_batches(step.data, step.sampler, self.iteration, workers, pin):
             yield batch, [next(views) for _ in batch] if self.kept is not None else []
-
-    def _views(self) -> Iterator[list[View]]:
-        config = self.step.data.config
-        for keys in self.step.sampler.starting_at(self.iteration):
-            yield [(config.view_of(epoch), image) for epoch, image in keys]
 
     def begin_update(self) -> None:
         """Set the learning rate of an update, and forget the gradients of the one before."""
@@ -202,7 +199,10 @@ class Trainer:
         images = sample[0].to(device, non_blocking=True, memory_format=self.layout)
         targets = sample[1].to(device, non_blocking=True)
         self.last_image = images[:1]
-        return Batch(images, targets, num_valid, self._may_be(sample))
+        may_be = self.step.may_be  # by data set; an image's is that of its own
+        if may_be is not None:
+            may_be = may_be[sample[2].to(may_be.device, non_blocking=True)]
+        return Batch(images, targets, num_valid, may_be)
 
     def ask_networks(self, images: Tensor, views: Sequence[View]) -> tuple[Output, Output | None]:
         """Return what the student says of images, and the teacher if there is one."""
@@ -241,12 +241,6 @@ class Trainer:
 
     def _mixed(self) -> contextlib.AbstractContextManager[object]:
         return self.precision.mixed(self.dist.device)
-
-    def _may_be(self, sample: Sample) -> Tensor | None:
-        """Return what the pixels of each image may in truth be, by its data set."""
-        if self.step.may_be is None:
-            return None
-        return self.step.may_be[sample[2].to(self.step.may_be.device, non_blocking=True)]
 
     def accumulating(self, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Exchange gradients between the processes only with the last micro-batch of a batch."""
