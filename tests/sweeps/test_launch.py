@@ -17,6 +17,7 @@ from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import run_grid
 from nacre.utils.io import locked
 from nacre.utils.signals import PARENT
+from stand_in_runs import Process, stand_in
 from tiny_runs import TINY, set_options, tiny_config
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
@@ -28,37 +29,10 @@ def jobs_of(out, methods=("ft", "mib"), **more):
     return make_jobs(check_grid(grid), out)
 
 
-class Process:
-    """A run that goes on until it is told to stop, or ends with a code at the second look."""
-
-    started: list = []
-    codes: list = []
-
-    def __init__(self, task):
-        self.task, self.looks = task, 0
-        self.code = self.codes.pop(0) if self.codes else None
-        self.started.append(self)
-
-    def poll(self):
-        self.looks += 1
-        if self.looks < 2 or self.code is None:
-            return None
-        if self.code == 0:
-            self.task.folder.mkdir(parents=True, exist_ok=True)
-            (self.task.folder / "metrics.json").write_text("{}")
-        return self.code
-
-    def terminate(self):
-        self.code = 130 if self.code is None else self.code
-
-
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(engines, "start", Process)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
-    monkeypatch.setattr(Process, "started", [])
-    monkeypatch.setattr(Process, "codes", [])
-    return Process.started
+    return stand_in(monkeypatch)
 
 
 def stop_after(count):

@@ -14,25 +14,13 @@ from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import run_grid
 from nacre.utils import system
 from nacre.utils.system import usable_cores
+from stand_in_runs import stand_in
 from tiny_runs import TINY
-
-
-class Process:
-    """A run that ends with a code when it is told to."""
-
-    def __init__(self, task):
-        self.task, self.code = task, None
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        self.code = 130
 
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "start", Process)
+    stand_in(monkeypatch)
     return lambda name: Task(("run",), tmp_path / name, tmp_path)
 
 

@@ -20,6 +20,7 @@ from nacre.sweeps.engines import Ray
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
+from stand_in_runs import Process, stand_in
 from tiny_runs import TINY, set_options
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
@@ -85,44 +86,18 @@ class FakeRay:
 
     def cancel(self, task):
         """Interrupt the task, which terminates its process."""
-        for process in Process.alive:
+        for process in Process.started:
             if process.task.folder == task.given[0].folder:
                 process.terminate()
-
-
-class Process:
-    """A run that is done at the second look; or goes on until it is told to stop."""
-
-    goes_on = False
-    alive: list = []
-
-    def __init__(self, task):
-        self.task, self.left, self.code = task, 2, None
-        self.alive.append(self)
-
-    def poll(self):
-        self.left -= 1
-        if self.code is None and not self.goes_on and self.left < 0:
-            self.code = 0
-            self.task.folder.mkdir(parents=True, exist_ok=True)
-            (self.task.folder / "metrics.json").write_text("{}")
-        return self.code
-
-    def terminate(self):
-        self.code = 130
-
-    def wait(self):
-        return self.code
 
 
 @pytest.fixture
 def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(engines, "start", Process)
+    stand_in(monkeypatch, usual=0)
     monkeypatch.setattr(engines, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(Process, "alive", [])
     return fake
 
 
@@ -158,8 +133,8 @@ def test_what_ray_loses_is_submitted_again_a_few_times(ray, tmp_path):
 
 
 def test_tasks_save_and_end_when_the_grid_stops(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(Process, "goes_on", True)
-    finished, jobs = carried_out(tmp_path, should_stop=lambda: len(Process.alive) == 2)
+    monkeypatch.setattr(Process, "usual", None)
+    finished, jobs = carried_out(tmp_path, should_stop=lambda: len(Process.started) == 2)
     assert not finished
     assert [job.state for job in jobs] == ["waiting", "waiting"]
     assert [one.result.state for one in ray.tasks] == ["lost"] * 2

@@ -20,6 +20,7 @@ from nacre.sweeps import launch
 from nacre.sweeps.engines import RemoteRun, Slurm, Task
 from nacre.sweeps.grid import check_grid, make_jobs
 from nacre.sweeps.launch import cancel_submitted, open_engine, run_grid
+from stand_in_runs import Process
 from tiny_runs import TINY, set_options
 
 if importlib.util.find_spec("submitit") is None:
@@ -104,22 +105,6 @@ def test_without_slurm_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NacreError, match="are you indeed on a slurm"):
         open_engine("slurm", check_grid(GRID), tmp_path)
-
-
-class Process:
-    """A run that goes on until it is told to stop."""
-
-    def __init__(self):
-        self.code = None
-
-    def poll(self):
-        return self.code
-
-    def terminate(self):
-        self.code = 130
-
-    def wait(self):
-        return self.code
 
 
 def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path):
