@@ -24,7 +24,7 @@ from PIL import Image
 from importing import Imported
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
-from nacre.importers import files
+from nacre.importers import files, paint
 from nacre.importers.folder import new_folder
 from nacre.importers.run import import_export
 
@@ -163,6 +163,14 @@ def test_an_archive_that_would_grow_without_end(
     monkeypatch.setattr(files, "_BOMB_BYTES", 1 << 20)
     path = packed(tmp_path / "x.zip", {"c.json": b" " * (8 << 20)})
     refused(path, tmp_path, r"would grow from 8,\d\d\d to 8,388,608 bytes")
+
+
+def test_shapes_that_would_take_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coco_rle(tmp_path / "x")
+    monkeypatch.setattr(paint, "_MOST_PAINTED", 60)  # pixels; the two shapes of b have 90 and 12
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.images() == {"empty"}
+    assert "too large and too many to be real" in got.text
 
 
 def test_names_that_an_archive_has_twice(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from exports import corners, save_image, save_json, save_png, save_text
 
 from importing import Imported, filled
-from nacre.errors import NacreError
 
 SIZE = (24, 16)
 BOX = (2, 3, 9, 12)
@@ -75,22 +74,3 @@ def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["Röhre"]
     assert len(got.images()) == 2
-
-
-def test_turned_boxes_of_anylabeling(tmp_path: Path) -> None:
-    shape = {"label": "cat", "points": corners(BOX), "shape_type": "rotation", "direction": 0.0}
-    save_json(
-        tmp_path / "x" / "p.json",
-        {"version": "2.4.4", "shapes": [shape], "imagePath": "..\\x\\P.JPG", "imageData": None}
-        | {"imageHeight": 16, "imageWidth": 24},
-    )
-    save_image(tmp_path / "x" / "P.JPG", SIZE)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    np.testing.assert_array_equal(got.mask(*got.images()), filled(SIZE, (*BOX, 1)))
-
-
-def test_plain_folders_of_masks_want_names_for_their_values(tmp_path: Path) -> None:
-    save_image(tmp_path / "x" / "images" / "a.png", SIZE)
-    save_png(tmp_path / "x" / "masks" / "a.png", filled(SIZE, (*BOX, 1)))
-    with pytest.raises(NacreError, match=r"what is missing is classes\.yaml"):
-        Imported(tmp_path / "x", tmp_path / "y")

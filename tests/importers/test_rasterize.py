@@ -69,23 +69,6 @@ def test_neighbours_share_no_pixel_and_leave_none_out() -> None:
         assert np.all(times == 1)
 
 
-def test_the_bridge_between_joined_parts_covers_nothing() -> None:
-    # Ultralytics joins parts into one ring by going over to the next and back on the same line.
-    ring = [(1, 1), (4, 1), (4, 4), (10, 4), (14, 4), (14, 8), (10, 8), (10, 4), (4, 4), (1, 4)]
-    got = whole(fill_ring(np.array(ring, float), 16, 10), 16, 10)
-    expected = np.zeros((10, 16), np.bool_)
-    expected[1:4, 1:4] = expected[4:8, 10:14] = True
-    np.testing.assert_array_equal(got, expected)
-
-
-def test_a_keyhole_ring_has_a_hole() -> None:
-    outer = [(0, 0), (10, 0), (10, 10), (0, 10), (0, 0)]
-    inner = [(3, 3), (3, 7), (7, 7), (7, 3), (3, 3)]
-    got = whole(fill_ring(np.array(outer + inner, float), 10, 10), 10, 10)
-    assert not got[3:7, 3:7].any()
-    assert got.sum() == 100 - 16
-
-
 def test_parts_are_united_and_holes_cut_only_their_own_part() -> None:
     square = rectangle(0, 0, 6, 6)
     patch = fill_region([(square, [rectangle(2, 2, 4, 4)]), (rectangle(3, 3, 9, 5), [])], 10, 8)

@@ -50,7 +50,7 @@ def test_an_outer_array_and_a_whole_document(size: int) -> None:
     assert whole == [((), DOCUMENT["images"])]
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_encodings(encoding: str) -> None:
     data = json.dumps(DOCUMENT, ensure_ascii=False).encode(encoding)
     found = list(documents.stream_json(cut(data), [("images", "*")], "x"))
@@ -112,7 +112,7 @@ def test_an_item_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     data = json.dumps([["x" * 10_000]]).encode()
     with pytest.raises(NacreError, match="item of more than 1,000 bytes"):
         list(documents.stream_json(cut(data, 100), [("*",)], "x"))
-    with pytest.raises(NacreError, match="an element has more than 1,000 bytes"):
+    with pytest.raises(NacreError, match="item of more than 1,000 bytes"):
         list(documents.stream_xml(cut(b'<a x="' + b"1, " * 10_000, 100), "x.xml"))
 
 

@@ -23,6 +23,7 @@ from exports import (
     save_text,
     yolo,
 )
+from PIL import Image
 from test_rasterize import reference
 
 from importing import Imported, filled
@@ -56,18 +57,11 @@ FLAT = [value for corner in corners(BOX) for value in corner]
 
 
 @pytest.mark.parametrize("width", [24, "24", 24.0, None, 0, "?"])
-def test_coco_sizes_as_numbers_texts_or_not_at_all(width: Any, tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"segmentation": [FLAT]}, width=width, height=16)
+@pytest.mark.parametrize("form", [[FLAT], FLAT, [corners(BOX)]], ids=["flat", "one", "pairs"])
+def test_coco_outlines_and_sizes_in_all_their_forms(width: Any, form: Any, tmp_path: Path) -> None:
+    coco_of(tmp_path / "x", {"segmentation": form}, width=width, height=16)
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
-
-
-@pytest.mark.parametrize("form", [[FLAT], FLAT, [corners(BOX)]], ids=["flat", "one", "pairs"])
-def test_coco_outlines_in_all_their_forms(form: Any, tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"segmentation": form})
-    np.testing.assert_array_equal(
-        Imported(tmp_path / "x", tmp_path / "y").mask("p"), filled(SIZE, (*BOX, 1))
-    )
 
 
 @pytest.mark.parametrize("segmentation", [[], None, {}, [[1, 2, 3, 4]]])
@@ -208,12 +202,14 @@ def test_a_cvat_mask_is_read_along_the_rows_of_its_box(tmp_path: Path) -> None:
     assert list(zip(*np.nonzero(got), strict=True)) == [(7, 6), (7, 7), (8, 5)]
 
 
+POINTS = ";".join(f"{x},{y}" for x, y in corners(BOX))
+
+
 def test_cvat_z_order_goes_before_the_document_and_may_be_negative(tmp_path: Path) -> None:
-    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
     cvat_of(
         tmp_path / "x",
-        f'<polygon label="top" points="{points}" z_order="-1"/>',
-        f'<polygon label="cat" points="{points}" z_order="-3"/>',
+        f'<polygon label="top" points="{POINTS}" z_order="-1"/>',
+        f'<polygon label="cat" points="{POINTS}" z_order="-3"/>',
     )
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat", "body", "top"]
@@ -221,13 +217,12 @@ def test_cvat_z_order_goes_before_the_document_and_may_be_negative(tmp_path: Pat
 
 
 def test_cvat_subsets_tell_images_of_one_name_apart(tmp_path: Path) -> None:
-    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
     body = ""
     for subset in ("monday", "tuesday"):
         save_image(tmp_path / "x" / "images" / subset / "p.jpg", SIZE)
         body += (
             f'<image id="0" name="p.jpg" subset="{subset}" width="24" height="16">'
-            f'<polygon label="{subset}" points="{points}"/></image>'
+            f'<polygon label="{subset}" points="{POINTS}"/></image>'
         )
     save_text(tmp_path / "x" / "annotations.xml", f"<annotations>{body}</annotations>")
     got = Imported(tmp_path / "x", tmp_path / "y")
@@ -235,10 +230,9 @@ def test_cvat_subsets_tell_images_of_one_name_apart(tmp_path: Path) -> None:
 
 
 def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
-    points = ";".join(f"{x},{y}" for x, y in corners(BOX))
     cvat_of(
         tmp_path / "x",
-        f'<polygon label="cat" points="{points}"/>',
+        f'<polygon label="cat" points="{POINTS}"/>',
         '<polyline label="cat" points="1,1;5,5"/><points label="cat" points="1,1"/>',
         '<skeleton label="body"><points label="nose" points="1,1"/></skeleton><tag label="cat"/>',
     )
@@ -302,8 +296,6 @@ def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) ->
 
 
 def test_palette_masks_of_cvat_are_read_by_their_colors(tmp_path: Path) -> None:
-    from PIL import Image
-
     cvat_masks(tmp_path / "x")
     path = tmp_path / "x" / "SegmentationClass" / "a.png"
     Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=3).save(path)
@@ -339,12 +331,13 @@ def labelme_of(root: Path, *shapes: dict[str, Any], **more: Any) -> None:
     save_json(root / "p.json", {"shapes": list(shapes), "imagePath": "p.jpg"} | more)
 
 
-def test_labelme_circles_and_turned_rectangles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("turned", ["oriented_rectangle", "rotation"])
+def test_labelme_circles_and_turned_rectangles(turned: str, tmp_path: Path) -> None:
     ring = rectangle(13, 5, 22, 9, 25)
     labelme_of(
         tmp_path / "x",
         {"label": "cat", "points": [[6, 6], [6, 9]], "shape_type": "circle"},
-        {"label": "cat", "points": ring.tolist(), "shape_type": "oriented_rectangle"},
+        {"label": "cat", "points": ring.tolist(), "shape_type": turned},
     )
     got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
     np.testing.assert_array_equal(got[:, 11:], expected_ring(ring)[:, 11:])
@@ -434,17 +427,19 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
     ],
 )
 def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
-    save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
-    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
-    save_text(tmp_path / "x" / "labels" / "p.txt", line)
+    yolo_of(tmp_path / "x", line)
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
 
 
+def yolo_of(root: Path, line: str) -> None:
+    save_text(root / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
+    save_image(root / "images" / "p.jpg", SIZE)
+    save_text(root / "labels" / "p.txt", line)
+
+
 def test_corners_a_hair_outside_are_tolerated(tmp_path: Path) -> None:
-    save_text(tmp_path / "x" / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
-    save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
-    save_text(tmp_path / "x" / "labels" / "p.txt", "0 -0.005 0 1.005 0 1.005 1.005 -0.005 1.005")
+    yolo_of(tmp_path / "x", "0 -0.005 0 1.005 0 1.005 1.005 -0.005 1.005")
     assert Imported(tmp_path / "x", tmp_path / "y").mask("p").all()
 
 

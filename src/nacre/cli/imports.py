@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,10 +67,12 @@ def import_(
     from nacre.importers import ImportOptions, import_export
     from nacre.utils.signals import StopSignal
 
+    if unlabeled not in (allowed := ("listed", "background", "skip")):
+        raise unknown_name("value of --unlabeled", unlabeled, allowed)
     chosen: dict[str, Any] = {
         "fill_boxes": fill_boxes,
         "colors": _parse_colors(colors or ""),
-        "unlabeled": _one_of("--unlabeled", unlabeled, ("listed", "background", "skip")),
+        "unlabeled": unlabeled,
     }
     renamed = app.split_pairs(rename, "--rename", "OLD=NEW")
     wanted = tuple(app.split_names(classes or ""))
@@ -85,12 +87,6 @@ def import_(
         app.print_json(report.as_dict())
     else:
         app.make_console().print(import_tables(report), soft_wrap=True)
-
-
-def _one_of(option: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise unknown_name(f"value of {option}", value, allowed)
-    return value
 
 
 def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:

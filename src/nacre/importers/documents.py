@@ -26,8 +26,12 @@ Place = tuple[str, ...]
 Events = Iterator[tuple[str, Any]]
 
 LARGEST_ITEM = 1 << 26
-"""Bytes of the largest item of a JSON or XML file: what is held in memory at a time."""
+"""Bytes of the largest item of a JSON or XML file, or of a small file: what is in memory at a time.
 
+A list, a mapping or an element counts as some bytes more, because it takes them.
+"""
+
+_BYTES_OF_A_PART = 32
 _DEEPEST_JSON = 500
 _DEEPEST_XML = 64
 _STARTS = ("start_map", "start_array")
@@ -38,8 +42,6 @@ _LONGEST_WORD = 12
 _DOCTYPE = b"<!DOCTYPE"
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
@@ -97,14 +99,23 @@ def _check_depth(depth: int, most: int) -> None:
         raise ValueError("it is nested too deeply")
 
 
+def _weigh(data: bytes, *opening: bytes) -> int:
+    """Return about how much memory takes what some bytes describe."""
+    return len(data) + _BYTES_OF_A_PART * sum(map(data.count, opening))
+
+
+def _check_weight(num_bytes: int) -> None:
+    if num_bytes > LARGEST_ITEM:
+        raise ValueError(f"it has an item of more than {LARGEST_ITEM:,} bytes, or is damaged")
+
+
 def _json_events(chunks: Iterable[bytes]) -> Events:
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
     depth = item_bytes = 0
     for chunk in chain(_as_utf8(chunks), [b""]):
-        item_bytes += len(chunk)
-        if item_bytes > LARGEST_ITEM:
-            raise ValueError(f"it has an item of more than {LARGEST_ITEM:,} bytes, or is damaged")
+        item_bytes += _weigh(chunk, b"[", b"{")
+        _check_weight(item_bytes)
         with suppress(StopIteration):  # at the end of the document
             parser.send(chunk)
         for event in events:
@@ -160,7 +171,8 @@ def stream_xml(chunks: Iterable[bytes], name: str) -> Iterator[tuple[str, Elemen
             # Entities, which grow or reach out, come with a document type; UTF-16 has zeros.
             if _DOCTYPE in (held + chunk).replace(b"\0", b""):
                 raise ValueError("it declares a document type (DOCTYPE), with which entities come")
-            held, num_bytes = (held + chunk)[-2 * len(_DOCTYPE) :], num_bytes + len(chunk)
+            held = (held + chunk)[-2 * len(_DOCTYPE) :]
+            num_bytes += _weigh(chunk, b"<")
             parser.feed(chunk)
             events: Iterator[Any] = parser.read_events()
             for event, element in events:
@@ -173,20 +185,21 @@ def stream_xml(chunks: Iterable[bytes], name: str) -> Iterator[tuple[str, Elemen
                     num_bytes = 0
                     yield around[0].tag, element
                     around[0].clear()
-            if num_bytes > LARGEST_ITEM:
-                raise ValueError(f"an element has more than {LARGEST_ITEM:,} bytes")
+            _check_weight(num_bytes)
         parser.close()
 
 
 def load_json(file: File) -> Any:
     """Return a small JSON document, read in one piece."""
     with _one_sentence(file.path, "JSON"):
-        return json.loads(file.read())
+        data = file.read(LARGEST_ITEM)
+        _check_weight(_weigh(data, b"[", b"{"))
+        return json.loads(data)
 
 
 def load_text(file: File) -> str:
     """Return a text in UTF-8, or in what its byte order mark says."""
-    data = file.read()
+    data = file.read(LARGEST_ITEM)
     try:
         return data.decode(_encoding_of(data))
     except UnicodeDecodeError as error:

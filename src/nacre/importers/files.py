@@ -50,8 +50,8 @@ SPLITS = {
 }
 """What folders and subsets are called, in small letters, and the split that is meant."""
 
-LARGEST_WHOLE = 1 << 29
-"""Bytes of the largest file that is read in one piece; larger ones are only streamed."""
+LARGEST_IMAGE = 1 << 29
+"""Bytes of the largest image file."""
 
 _ARCHIVES = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 _BOMB_BYTES = 100 << 20
@@ -116,12 +116,11 @@ class File:
                 reason = "locked by a password; unpack it first"
             raise NacreError(f"could not read {brief(self.path)}: {reason}") from error
 
-    def read(self) -> bytes:
+    def read(self, most: int = LARGEST_IMAGE) -> bytes:
         """Return the content, which must fit into memory."""
-        if self.size > LARGEST_WHOLE:
+        if self.size > most:
             raise NacreError(
-                f"{brief(self.path)} has {self.size:,} bytes; more than {LARGEST_WHOLE:,} are not "
-                "read"
+                f"{brief(self.path)} has {self.size:,} bytes; more than {most:,} are not read"
             )
         return b"".join(self.chunks())
 

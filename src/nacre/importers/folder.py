@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -268,9 +268,11 @@ def _path(image: Image) -> tuple[str, ...]:
 def _unique(names: list[str]) -> list[str]:
     """Set apart, by a number, names that would be one file where case does not count."""
     unique: dict[str, str] = {}
+    times: Counter[str] = Counter()
     for name in names:
-        wanted, number = name, 2
+        wanted, folded = name, name.casefold()
         while name.casefold() in unique:
-            name, number = f"{wanted}_{number}", number + 1
+            times[folded] += 1
+            name = f"{wanted}_{times[folded] + 1}"
         unique[name.casefold()] = name
     return list(unique.values())

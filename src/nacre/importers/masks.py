@@ -23,7 +23,7 @@ from nacre.importers.files import File
 from nacre.importers.problems import Unusable, brief, counted, some
 
 Values = npt.NDArray[Any]
-Kind = Literal["values", "colors", "segments", "instances"]
+Kind = Literal["values", "colors", "instances"]
 
 _FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
 _COLORS = 1 << 24
@@ -58,9 +58,8 @@ class MaskFile:
     Attributes:
         file: The file.
         classes: Class by value.
-        kind: What a value is: a stored label, a color (r, g, b) as r + 256 g + 65536 b, the number
-            of a segment, which may be stored as such a color, or a label that may be followed by
-            the three digits of an instance.
+        kind: What a value is: a stored label, a color (r, g, b) as r + 256 g + 65536 b, or a label
+            that may be followed by the three digits of an instance.
     """
 
     file: File
@@ -112,7 +111,7 @@ def read_values(file: File, kind: Kind) -> Values:
     """
     try:
         with open_image(file.read(), _FORMATS) as image:
-            if kind == "colors" or (kind == "segments" and image.mode in ("RGB", "RGBA")):
+            if kind == "colors":
                 return _color_values(image)
             values = _stored_values(image)
     except NacreError:

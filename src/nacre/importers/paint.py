@@ -39,6 +39,9 @@ ONLY_BOXES = (
     "masks of the boxes first, with a tool such as SAM"
 )
 
+_MOST_PAINTED = 1 << 33
+"""Pixels to fill for one image: 64 shapes as large as the largest image, thousands in others."""
+
 _MOST_ALONE = 32
 _CHUNK = 4
 _ORIENTATION = 0x0112
@@ -253,33 +256,31 @@ def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, doubtful: F
 def _paint(
     shapes: Sequence[Shape], size: Size, labels: Labels, order: Order
 ) -> tuple[LabelMap, int]:
-    """Paint shapes over each other: higher layers on top, then the later or the smaller ones.
+    """Paint shapes over each other, the later or, in order of area, the smaller ones on top.
 
-    Every pixel remembers how high it was painted, so that only one shape is filled at a time.
+    Every pixel remembers how large a shape has painted it, so that only one is filled at a time.
 
     Returns:
         The labels, height x width, and how many shapes cover no pixel.
     """
     width, height = size
     canvas = np.full((height, width), labels.of[BACKGROUND], labels.dtype)
-    levels: LabelMap | None = None
-    is_layered = any(shape.layer for shape in shapes)
-    if order == "area" or is_layered:
-        kind = np.int64 if is_layered else np.int32
-        levels = np.full((height, width), np.iinfo(kind).min, kind)
-    uncovered = 0
+    areas = np.full((height, width), np.iinfo(np.int32).max, np.int32) if order == "area" else None
+    uncovered, budget = 0, _MOST_PAINTED
     for shape in shapes:
         patch = shape.patch(width, height)
+        budget -= patch.bits.size
+        if budget < 0:
+            raise Unusable("its shapes are too large and too many to be real")
         bits, area = patch.bits, int(np.count_nonzero(patch.bits))
         if area == 0:
             uncovered += 1
             continue
         rows, columns = bits.shape
         box = (slice(patch.top, patch.top + rows), slice(patch.left, patch.left + columns))
-        if levels is not None:
-            level = (shape.layer << 32) - (area if order == "area" else 0)
-            bits = bits & (levels[box] <= level)
-            levels[box][bits] = level
+        if areas is not None:
+            bits = bits & (areas[box] >= area)
+            areas[box][bits] = area
         canvas[box][bits] = labels.of[shape.name]
     return canvas, uncovered
 

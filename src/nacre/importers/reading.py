@@ -39,7 +39,6 @@ FEW_CORNERS = "outlines with fewer than three corners"
 _BACKGROUND_NAMES = ("background", "_background_", "__background__")
 _IGNORED_NAMES = ("__ignore__", "_ignore_")
 _LONGEST_NAME = 200
-_MOST_LAYERS = 1 << 20
 
 
 @dataclass(eq=False)
@@ -191,24 +190,22 @@ class Reading:
             if file not in taken and not file.is_extra:
                 self.add_file(file, split_of(file.folder))
 
-    def draw(self, image: Image, name: Any, area: Area | None, title: str, layer: int = 0) -> None:
+    def draw(self, image: Image, name: Any, area: Area | None, title: str) -> None:
         """Add a shape to an image; ``title`` is what people call such shapes."""
         known = self.class_of(name)
         if area is None:
             self.skip(image, FEW_CORNERS)
         else:
             self.shape_counts[title] += 1
-            image.shapes.append(Shape(known, area, layer))
+            image.shapes.append(Shape(known, area))
 
-    def draw_kind(
-        self, image: Image, kinds: Kinds, kind: str, item: Any, name: Any, layer: int = 0
-    ) -> None:
+    def draw_kind(self, image: Image, kinds: Kinds, kind: str, item: Any, name: Any) -> None:
         """Add a shape of a kind, by the tool's word for it; count it if that has no area."""
         title, make = kinds.get(kind, ("", None))
         if make is None:
             self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
         else:
-            self.draw(image, name, make(item), title, layer)
+            self.draw(image, name, make(item), title)
 
     def skip(self, image: Image, reason: str) -> None:
         """Count a shape that is not an area."""
@@ -289,11 +286,3 @@ def as_key(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value)
-
-
-def as_layer(value: Any) -> int:
-    """Return the height of a shape in the stack; 0 for anything that is no number."""
-    try:
-        return max(-_MOST_LAYERS, min(_MOST_LAYERS, int(float(value))))
-    except (TypeError, ValueError, OverflowError):
-        return 0

@@ -114,11 +114,12 @@ def _check(reading: Reading, title: str) -> None:
     for file, several in by_file.items():
         # One that names the whole path goes before those that name another folder.
         rivals = [one for one in several if agrees(one.name, file)] or several
-        for image in several if len(several) > 1 else ():
-            if image not in rivals:
-                image.file = None
-            elif len(rivals) > 1:
-                other = next(one.name for one in rivals if one is not image)
+        for image in several:
+            image.file = None
+        for image in rivals:
+            image.file = file
+            if len(rivals) > 1:
+                other = rivals[0 if image is not rivals[0] else 1].name
                 image.spoil("two annotations name its file", f"the other one as {brief(other)}")
     for file, several in by_mask.items():
         for image in several if len(several) > 1 else ():

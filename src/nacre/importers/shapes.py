@@ -52,11 +52,10 @@ _MOST_TIMES = 4
 
 
 class Shape(NamedTuple):
-    """One annotated shape: its class, what it covers, and its layer (higher is on top)."""
+    """One annotated shape: its class, and what it covers."""
 
     name: str
     area: Area
-    layer: int = 0
 
     def patch(self, width: int, height: int) -> Patch:
         """Return the pixels that it covers in an image of this size.

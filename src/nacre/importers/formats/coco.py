@@ -3,7 +3,7 @@
 ``images`` have id, file name and size, ``categories`` id and name, ``annotations`` an image, a
 category and a segmentation: a list of outlines that are united, or runs down the columns, as
 numbers or compressed. There may be one file per split. Where objects overlap, the smaller one
-lies on top, unless the export says by ``z_order``.
+lies on top.
 
 Panoptic annotations have a PNG of segment numbers for each image, and a list of its segments. The
 number of a segment is r + 256 g + 65536 b, 0 is unlabeled. The PNGs lie in a folder named like the
@@ -26,7 +26,6 @@ from nacre.importers.reading import (
     Reading,
     as_dict,
     as_key,
-    as_layer,
     as_list,
     color_of,
     size_of,
@@ -181,8 +180,7 @@ def _draw(reading: Reading, image: Image, item: Item, categories: Categories) ->
         reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
         return name
     kind = "crowd regions" if item.get("iscrowd") in (1, True, "1") else kind
-    layer = as_layer(item.get("z_order", as_dict(item.get("attributes")).get("z_order")))
-    reading.draw(image, name, area, kind, layer)
+    reading.draw(image, name, area, kind)
     return name
 
 
@@ -194,10 +192,6 @@ def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
     """
     if segmentation in (None, [], {}, ""):
         return None, ""
-    if isinstance(segmentation, list) and all(isinstance(one, dict) for one in segmentation):
-        if len(segmentation) > 1:
-            raise ValueError("its segmentation is a list of several RLEs")
-        segmentation = segmentation[0]
     if isinstance(segmentation, dict):
         return _runs(segmentation, image), "masks (RLE)"
     if not isinstance(segmentation, list):
@@ -282,4 +276,4 @@ def _panoptic_mask(
             raise Unusable("a segment has no number", brief(number))
         segments[number] = categories[category][0]
         reading.shape_counts["segments"] += 1
-    return MaskFile(found, segments, "segments")
+    return MaskFile(found, segments, "colors")

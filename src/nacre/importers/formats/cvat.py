@@ -15,7 +15,7 @@ from nacre.errors import NacreError
 from nacre.importers.files import File, split_of
 from nacre.importers.problems import brief
 from nacre.importers.rasterize import fill_ellipse, rectangle
-from nacre.importers.reading import Kinds, Reading, as_layer, color_of, size_of
+from nacre.importers.reading import Kinds, Reading, color_of, size_of
 from nacre.importers.shapes import Area, check_runs, decode_rows, numbers_of, points_of, ring_of
 
 _PAIRS = re.compile(r"[^,;]+,[^,;]+(;[^,;]+,[^,;]+)*")
@@ -54,10 +54,17 @@ def _read_image(reading: Reading, file: File, element: Element) -> None:
     )
     shapes = [one for one in element if one.tag != "tag"]
     image.is_labeled = bool(shapes)
-    for shape in shapes:
+    for shape in sorted(shapes, key=_layer):
         with image.noting():
-            layer = as_layer(shape.get("z_order", 0))
-            reading.draw_kind(image, _KINDS, shape.tag, shape, shape.get("label"), layer)
+            reading.draw_kind(image, _KINDS, shape.tag, shape, shape.get("label"))
+
+
+def _layer(shape: Element) -> float:
+    """Return the height of a shape in the stack; 0 for what is no number."""
+    try:
+        return numbers_of(shape.get("z_order", 0))[0]
+    except ValueError:
+        return 0
 
 
 def _polygon(shape: Element) -> Area | None:

@@ -53,6 +53,7 @@ _FORMS = (
 _WHITE = 255
 _MOST_LOOKED_AT = 200
 _MOST_COLORS = 10
+_LONGEST_LINE = 500
 
 
 def find(export: Export) -> list[File]:
@@ -298,7 +299,9 @@ def _color_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
         plain = line.strip()
         if not plain or plain.startswith("#") or (number == 1 and not re.search(r"\d", plain)):
             continue
-        form = next((found for one in _FORMS if (found := one.fullmatch(plain))), None)
+        # The patterns take long for a line that nobody would write.
+        forms = _FORMS if len(plain) < _LONGEST_LINE else ()
+        form = next((found for one in forms if (found := one.fullmatch(plain))), None)
         color = color_of([int(form[band]) for band in "rgb"]) if form else None
         if form is None or color is None:
             raise NacreError(

@@ -36,10 +36,8 @@ def is_in(file: File, folder: str) -> bool:
 
 
 def _read_project(reading: Reading, meta: File, root: str) -> None:
-    titles: dict[str, Any] = {}
     for one in map(as_dict, as_list(as_dict(load_json(meta)).get("classes"))):
         reading.list_class(one.get("title"), meta, color_of(one.get("color")))
-        titles[str(one.get("id"))] = one.get("title")
     finder = Finder(
         file
         for file in reading.export.images
@@ -57,11 +55,8 @@ def _read_project(reading: Reading, meta: File, root: str) -> None:
             size = as_dict(content.get("size"))
             image.size = size_of(size.get("width"), size.get("height"))
             for item in map(as_dict, as_list(content.get("objects"))):
-                kind = as_text(
-                    item.get("geometryType"), "bitmap" if item.get("bitmap") else "polygon"
-                )
-                title = item.get("classTitle") or titles.get(str(item.get("classId")))
-                reading.draw_kind(image, _KINDS, kind, item, title)
+                kind = as_text(item.get("geometryType"), "polygon")
+                reading.draw_kind(image, _KINDS, kind, item, item.get("classTitle"))
 
 
 def _polygon(item: dict[str, Any]) -> Area | None:
