@@ -97,15 +97,6 @@ def test_a_model_of_any_run_is_tested_on_a_folder(model, tmp_path):
     assert {name: found.iou[name] for name in wanted} == wanted
 
 
-@pytest.mark.parametrize("content", [None, b"not a picture"])
-def test_a_picture_that_is_not_there_or_damaged(model, tmp_path, content):
-    path = tmp_path / "a.jpg"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(nacre.NacreError, match=r"a\.jpg"):
-        model.predict(path)
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientation):
     pixels = np.zeros((40, 60, 3), np.uint8)

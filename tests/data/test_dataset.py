@@ -119,9 +119,13 @@ class Damaged(Scenes):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_damaged_image_is_one_sentence_whoever_reads_it(scenes, workers):
+    before = {process.pid for process in multiprocessing.active_children()}
     data = training_set(Damaged(scenes.config))
     with pytest.raises(NacreError) as caught:
         joined(data, order(), workers=workers)
+    started = [one for one in multiprocessing.active_children() if one.pid not in before]
+    assert not started, "at its end Python would wait for them, and they hear no signal"
+    assert workers == 0 or caught.value.__cause__ is not None
     message = str(caught.value)
     assert message.startswith("the image scene-")
     assert message.endswith("is damaged: it ends too early")
@@ -179,12 +183,3 @@ def test_other_errors_pass_as_they_are():
         raise RuntimeError("other")
     with pytest.raises(FileNotFoundError), explain_worker_crash():
         open("/no/such/file").close()
-
-
-def test_an_error_that_is_kept_keeps_no_process_alive(scenes):
-    before = {process.pid for process in multiprocessing.active_children()}
-    with pytest.raises(NacreError) as caught:
-        joined(training_set(Damaged(scenes.config)), order(), workers=1)
-    assert caught.value.__cause__ is not None
-    started = [one for one in multiprocessing.active_children() if one.pid not in before]
-    assert not started, "at its end Python would wait for them, and they hear no signal"

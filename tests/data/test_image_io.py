@@ -13,7 +13,6 @@ from small_data import blocks, save_image, save_mask, turned
 
 from nacre.data import image_io
 from nacre.data.image_io import (
-    count_labels,
     examine_image,
     load,
     open_image,
@@ -76,13 +75,6 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
         rows = b"".join(b"\0" + int(line, 2).to_bytes(len(line) // 8) for line in lines)
         path.write_bytes(png(13, 5, bits, 0, rows))
     np.testing.assert_array_equal(read_mask(path), mask)
-
-
-def test_the_real_masks_are_counted_right(voc_part: Path) -> None:
-    for path in sorted((voc_part / "VOC2012" / "SegmentationClassAug").iterdir())[::200]:
-        mask = np.asarray(Image.open(path))
-        slow = {label: int((mask == label).sum()) for label in np.unique(mask).tolist()}
-        assert count_labels(read_mask(path)) == slow
 
 
 def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:

@@ -156,12 +156,12 @@ def try_kills(name: str, work: Path, kills: int) -> list[str]:
     """Kill a command again and again; return what was wrong afterwards."""
     command, rng, here = COMMANDS[name], random.Random(name), work / name.replace(" ", "-")
     here.mkdir()
-    seconds = whole(command.text, work, here / "whole", prepare=command.prepare)
+    reference, count = here / "whole", here / "whole.count"
     if command.moments:
+        seconds = whole(command.text, work, reference, prepare=command.prepare)
         places = [rng.uniform(0, 0.7 * seconds) for _ in range(min(kills, command.moments))]
     else:
-        counted, count = here / "counted", here / "counted.count"
-        whole(command.text, work, counted, prepare=partial(operations_below, counted, count))
+        whole(command.text, work, reference, prepare=partial(operations_below, reference, count))
         total = len(count.read_text())
         places = rng.sample(range(1, total + 1), min(kills, total))
     faults = []

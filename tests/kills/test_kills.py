@@ -8,7 +8,7 @@ import pytest
 
 PARTS = {
     "kills": ("run", "learn", "predict", "--kills", "2"),
-    "a kill of an export": ("export", "--kills", "2"),
+    "a kill of an export": ("export", "--kills", "1"),
     "signals": ("signal SIGTERM to the group, workers 2", "signal SIGKILL"),
 }
 

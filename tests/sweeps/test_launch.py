@@ -179,7 +179,7 @@ def test_the_runs_of_a_killed_grid_save_and_end():
 
 
 OPTIONS = ["--scenarios", SCENARIO, "--methods", "ft,mib", *set_options(VALUES)]
-OPTIONS += ["--set", "train.epochs=30"]
+OPTIONS += ["--set", "train.epochs=12"]
 
 
 @pytest.mark.slow

@@ -121,10 +121,21 @@ def test_a_job_that_slurm_ended_is_submitted_again(slurm, tmp_path, monkeypatch)
     monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
     (job,) = make_jobs(check_grid(GRID), tmp_path / "grid")
     engine = open_engine("slurm", check_grid(GRID), tmp_path / "grid")
-    engine.executor.job_class.watcher.delay_s = 0
     monkeypatch.setenv("FAKE_SLURM_FAILS", "1")
     assert not run_grid([job], engine, should_stop=lambda: job.attempts == 2)
     assert len(list(slurm.glob("*.sh"))) == 2
+
+
+def test_slurm_is_asked_every_half_minute_however_long_a_job_has_been_there(
+    slurm, tmp_path, monkeypatch
+):
+    watcher = open_engine("slurm", check_grid(GRID), tmp_path).executor.job_class.watcher
+    watcher.register_job("1")
+    clock = time.time()
+    for passed, calls in ((7200, 1), (7215, 1), (7231, 2)):
+        monkeypatch.setattr("submitit.core.core._time.time", lambda now=clock + passed: now)
+        watcher.get_info("1")
+        assert watcher.num_calls == calls
 
 
 @pytest.mark.slow
@@ -143,7 +154,7 @@ def test_submitits_local_executor_carries_out_a_grid(tmp_path, monkeypatch):
 
 
 OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft", "--gpus-per-run", "0"]
-OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
+OPTIONS += [*set_options(VALUES), "--set", "train.epochs=12"]
 
 
 @pytest.mark.slow

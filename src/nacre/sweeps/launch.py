@@ -45,7 +45,7 @@ def _open_slurm(grid: GridConfig, out: Path) -> Slurm:
     except RuntimeError as error:
         raise NacreError(f"--engine slurm: {error}") from error
     # By default submitit asks only every ten minutes about a job that left no result.
-    executor.job_class.watcher.delay_s = _SACCT_SECONDS
+    executor.job_class.watcher = type(executor.job_class.watcher)(_SACCT_SECONDS)
     gpus = 1 if grid.gpus_per_run is None else grid.gpus_per_run
     # Without GPUs the option is left out: some clusters refuse a request for 0.
     requested = {"gpus_per_node": gpus} if gpus else {}

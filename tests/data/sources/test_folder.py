@@ -159,12 +159,6 @@ def test_linked_folders_are_looked_into_but_not_round_in_circles(
         _open(root)
 
 
-def test_a_byte_order_mark_in_a_list(root: Path) -> None:
-    (root / "train.txt").write_bytes(b"\xef\xbb\xbfp00\r\np01\r\n")
-    (root / "val.txt").write_text("p02")
-    assert _open(root).index("train").names == ("p00", "p01")
-
-
 def test_file_names_that_are_not_utf_8(root: Path) -> None:
     os.rename(root / "images" / "p00.jpg", os.fsencode(root / "images") + b"/caf\xe9.jpg")
     with pytest.raises(NacreError, match="is not text in UTF-8"):
