@@ -53,8 +53,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes scan, however little there is."""
     monkeypatch.setattr(scanning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
-    monkeypatch.setattr(scanning, "_PROBE", 0)
+    monkeypatch.setattr(scanning, "_FEW", 0)
 
 
 def test_it_tells_labels_and_pixels_by_name(tmp_path: Path) -> None:
@@ -212,8 +211,7 @@ def test_processes_give_what_one_loop_gives(
     monkeypatch.setattr(scanning, "usable_cores", lambda: 1)
     alone = list(scan(pairs, lambda done, total: None))
     monkeypatch.setattr(scanning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(scanning, "_POOL_PAYS_SECONDS", 0.0)
-    monkeypatch.setattr(scanning, "_PROBE", 10)
+    monkeypatch.setattr(scanning, "_FEW", 10)
     seen: list[tuple[int, int]] = []
     together = list(scan(pairs, lambda *counts: seen.append(counts)))
     assert together == alone

@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import time
 from nacre.utils.progress import worker_pool
-with worker_pool(2, lambda forked: None, "read masks") as pool:
+with worker_pool(2, "read masks") as pool:
     print(*pool._processes, flush=True)
     time.sleep(600)
 """

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -50,8 +49,9 @@ ProblemKind = Literal[
     "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
 ]
 
-_PROBE = 100
-_POOL_PAYS_SECONDS = 0.4
+_FEW = 100
+"""Images that one process reads sooner than others have begun."""
+
 _LARGEST_CHUNK = 32
 
 
@@ -84,8 +84,8 @@ def scan(
 ) -> Iterator[Contents | Problem]:
     """Yield what each pair contains, or what is wrong with it, in the given order.
 
-    The files are read by all cores where there are enough of them for that to pay. Nothing is
-    raised for a bad file, so that a user learns of all of them at once.
+    The files are read by all cores, unless they are few. Nothing is raised for a bad file, so that
+    a user learns of all of them at once.
 
     Args:
         pairs: The files to read.
@@ -93,21 +93,13 @@ def scan(
         decode: Decode every image, instead of only those that may be damaged.
     """
     examine = partial(_examine, decode=decode)
-    start = time.perf_counter()
-    done = 0
-    for done, pair in enumerate(pairs[:_PROBE], start=1):
-        yield examine(pair)
-        progress(done, len(pairs))
-    rest = pairs[done:]
-    # Measured, not guessed: masks of one data set take a hundred times as long as another's.
-    seconds = (time.perf_counter() - start) / max(done, 1) * len(rest)
-    workers = usable_cores() if seconds >= _POOL_PAYS_SECONDS else 1
-    pool = worker_pool(workers, lambda forked: None, "reads masks", cancel=True)
+    workers = usable_cores() if len(pairs) > _FEW else 1
+    pool = worker_pool(workers, "reads masks")
     with pool if workers > 1 else nullcontext() as processes:
         # So small that all end together, so large that none waits for more.
-        size = min(_LARGEST_CHUNK, 1 + len(rest) // (4 * workers))
-        results = processes.map(examine, rest, chunksize=size) if processes else map(examine, rest)
-        for i, result in enumerate(results, start=done + 1):
+        size = min(_LARGEST_CHUNK, 1 + len(pairs) // (4 * workers))
+        mapped = processes.map(examine, pairs, chunksize=size) if processes else map(examine, pairs)
+        for i, result in enumerate(mapped, start=1):
             yield result
             progress(i, len(pairs))
 

@@ -125,7 +125,7 @@ def _import_all(
     outcomes = []
     count = min(workers, len(indices))
     is_alone = count < 2 or len(indices) < _MOST_ALONE
-    several = worker_pool(count, lambda forked: None, "imports images", cancel=True)
+    several = worker_pool(count, "imports images")
     with nullcontext() if is_alone else several as pool:
         run = map if pool is None else partial(pool.map, chunksize=_CHUNK)
         for outcome in run(partial(_import_image, doubtful), indices):

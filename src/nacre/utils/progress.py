@@ -44,9 +44,7 @@ def show_progress(title: str, instead: Progress | None = None) -> AbstractContex
 
 
 @contextmanager
-def worker_pool(
-    count: int, begin: Callable[[bool], None], what: str, *, cancel: bool = False
-) -> Iterator["Executor"]:
+def worker_pool(count: int, what: str) -> Iterator["Executor"]:
     """Give processes by fork on Linux; elsewhere threads, which share most of the decoding.
 
     Forked processes have all that this one holds in their memory already, so that little need be
@@ -55,20 +53,17 @@ def worker_pool(
 
     Args:
         count: How many.
-        begin: Called in each process before its work, with True; with threads, once, with False.
         what: What they do, for the sentence about one that is killed.
-        cancel: Whether leaving drops the work that has not begun.
     """
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
 
     if sys.platform != "linux":
-        begin(False)
         with ThreadPoolExecutor(count) as threads:
             yield threads
         return
-    pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (begin, os.getpid()))
+    pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (os.getpid(),))
     try:
         # The children touch neither torch nor locks of other threads; start them all here, where
         # the warning about forking a program with threads can be kept quiet.
@@ -79,13 +74,12 @@ def worker_pool(
     except BrokenProcessPool as error:
         raise NacreError(f"a process that {what} was killed; is the memory enough?") from error
     finally:
-        pool.shutdown(cancel_futures=cancel)
+        pool.shutdown(cancel_futures=True)
 
 
-def _begin(begin: Callable[[bool], None], parent: int) -> None:
+def _begin(parent: int) -> None:
     """Begin a worker process, in which stops are the parent's business, and die with it."""
     die_with_parent(parent, signal.SIGKILL)
     # A pool that lost a process ends the others by SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ignore_stop_signals(signal.SIGTERM)
-    begin(True)
