@@ -10,11 +10,10 @@ from typing import Any
 
 from nacre.data.source import DataConfig, Source, Split
 from nacre.data.sources import ade20k, folder, scenes, voc
-from nacre.errors import unknown_name
 from nacre.labels.mapping import Border
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask
-from nacre.utils.system import load_registered, registered
+from nacre.utils.system import find_row
 
 __all__ = [
     "DATASETS",
@@ -92,21 +91,8 @@ DATASETS: dict[str, DataSet] = {
 
 
 def find_dataset(name: str, where: str = "data set") -> DataSet:
-    """Return a data set by name; what other packages register is loaded only when it is meant.
-
-    Args:
-        name: The name.
-        where: What names it, for the sentence about an unknown one.
-    """
-    if name in DATASETS:
-        return DATASETS[name]
-    others = registered("nacre.data", DATASETS)
-    if name not in others:
-        raise unknown_name(where, name, [*DATASETS, *others])
-    dataset: DataSet = load_registered(
-        others[name], "the data set", "DataSet", lambda found: isinstance(found, DataSet)
-    )
-    return dataset
+    """Return a data set by name; `where` says what names it, if that is unknown."""
+    return find_row(DATASETS, name, "nacre.data", DataSet, "data set", where)
 
 
 def open_source(config: DataConfig) -> Source:

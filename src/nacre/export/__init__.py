@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nacre.errors import unknown_name
 from nacre.export.onnx_file import Form, NamedModel, write_onnx
 from nacre.export.page import write_page
 from nacre.utils.io import check_can_write
-from nacre.utils.system import load_registered, registered
+from nacre.utils.system import find_row
 
 __all__ = ["EXPORTS", "ExportFormat", "Form", "NamedModel", "export_models", "find_export"]
 
@@ -40,16 +39,8 @@ EXPORTS: dict[str, ExportFormat] = {
 def find_export(out: Path) -> ExportFormat:
     """Return the form that the ending of a file asks for, if the file can be written."""
     check_can_write(out)
-    ending = out.suffix[1:].lower()
-    if ending in EXPORTS:
-        return EXPORTS[ending]
-    others = registered("nacre.export", EXPORTS)
-    if ending not in others:
-        raise unknown_name(f"ending of the exported file {out}:", ending, [*EXPORTS, *others])
-    found: ExportFormat = load_registered(
-        others[ending], "the export", "ExportFormat", lambda one: isinstance(one, ExportFormat)
-    )
-    return found
+    ending, where = out.suffix[1:].lower(), f"ending of the exported file {out}:"
+    return find_row(EXPORTS, ending, "nacre.export", ExportFormat, "export", where)
 
 
 def export_models(

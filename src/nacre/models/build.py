@@ -31,12 +31,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as registration
 
-from nacre.errors import NacreError, check, shown, unknown_name
+from nacre.errors import NacreError, check, shown
 from nacre.models import deeplab, external
 from nacre.models.config import AdapterConfig, DeepLabConfig, ExternalConfig, ModelConfig
 from nacre.models.network import Network
 from nacre.models.probe import until_left
-from nacre.utils.system import load_registered, registered
+from nacre.utils.system import find_row
 
 OWN = "deeplab"
 """The kind of our own networks, and what a config means that names none."""
@@ -72,15 +72,7 @@ def find_kind(name: str) -> Kind:
     Raises:
         NacreError: there is none, or the package that brings it is broken.
     """
-    if name in KINDS:
-        return KINDS[name]
-    others = registered("nacre.models", KINDS)
-    if name not in others:
-        raise unknown_name("model.kind", name, {*KINDS, *others})
-    kind: Kind = load_registered(
-        others[name], "model.kind", "Kind", lambda found: isinstance(found, Kind)
-    )
-    return kind
+    return find_row(KINDS, name, "nacre.models", Kind, "model.kind")
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:

@@ -8,13 +8,15 @@ itself. A name of ours stays ours.
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from nacre.errors import NacreError
+from nacre.errors import NacreError, unknown_name
+
+T = TypeVar("T")
 
 # From glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -93,6 +95,30 @@ def import_extra(name: str, extra: str = "export", package: str | None = None) -
 def registered(group: str, ours: Container[str]) -> dict[str, EntryPoint]:
     """Return what other packages register in a group, by name."""
     return {point.name: point for point in entry_points(group=group) if point.name not in ours}
+
+
+def find_row(
+    table: Mapping[str, T], name: str, group: str, kind: type[T], what: str, where: str = ""
+) -> T:
+    """Return a row of a table by name; one of another package is loaded only when it is named.
+
+    Args:
+        table: Ours.
+        name: The name.
+        group: Where other packages register theirs.
+        kind: What a row is.
+        what: What it is to people, such as ``data set``.
+        where: What names it, for the sentence about an unknown one, if that is something else.
+    """
+    if name in table:
+        return table[name]
+    others = registered(group, table)
+    if name not in others:
+        raise unknown_name(where or what, name, [*table, *others])
+    found: T = load_registered(
+        others[name], f"the {what}", kind.__name__, lambda one: isinstance(one, kind)
+    )
+    return found
 
 
 def load_registered(point: EntryPoint, what: str, kind: str, fits: Callable[[Any], bool]) -> Any:
