@@ -154,18 +154,11 @@ def coco_content(names: list[str], rle: str = "", first_id: int = 1) -> dict[str
             if rle:
                 counts = compress(runs) if rle == "text" else runs
                 segmentation = {"size": [height, width], "counts": counts}
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": i + first_id,
-                    "category_id": CLASSES.index(label) + first_id,
-                    "segmentation": segmentation,
-                    "area": int(mask.sum()),
-                    "bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]],
-                    "iscrowd": 0,
-                    "attributes": {"occluded": False},
-                }
-            )
+            ids = {"id": len(annotations) + 1, "image_id": i + first_id}
+            ids |= {"category_id": CLASSES.index(label) + first_id, "iscrowd": 0}
+            extent = {"bbox": [box[0], box[1], box[2] - box[0], box[3] - box[1]]}
+            extent |= {"area": int(mask.sum()), "attributes": {"occluded": False}}
+            annotations.append(ids | {"segmentation": segmentation} | extent)
     # The smaller dog stands first here: its place in the list must not matter.
     return {
         "licenses": [{"name": "", "id": 0, "url": ""}],
@@ -316,16 +309,9 @@ def labelme(root: Path) -> None:
                 shape |= {"shape_type": "mask", "points": [[box[0], box[1]], last], "mask": data}
             shapes.append(shape)
         width, height = SIZES[name]
-        content = {
-            "version": "5.4.1",
-            "flags": {},
-            "shapes": shapes,
-            "imagePath": f"..\\{root.name}\\{name}.jpg",
-            "imageData": None,
-            "imageHeight": height,
-            "imageWidth": width,
-        }
-        save_json(root / f"{name}.json", content)
+        content = {"version": "5.4.1", "flags": {}, "shapes": shapes, "imageData": None}
+        content |= {"imagePath": f"..\\{root.name}\\{name}.jpg"}
+        save_json(root / f"{name}.json", content | {"imageHeight": height, "imageWidth": width})
         save_image(root / f"{name}.jpg", SIZES[name])
 
 
@@ -370,72 +356,31 @@ def label_studio(root: Path) -> None:
         results = []
         for place, (label, box) in enumerate(BOXES[name]):
             left, top, right, bottom = box
-            result = {
-                "id": f"r{place}",
-                "original_width": width,
-                "original_height": height,
-                "image_rotation": 0,
-                "from_name": "label",
-                "to_name": "image",
-            }
+            result: dict[str, Any] = {"id": f"r{place}", "from_name": "label", "to_name": "image"}
+            result |= {"original_width": width, "original_height": height, "image_rotation": 0}
             if (i + place) % 3 == 0:
+                kind = "polygon"
                 points = [[100 * x / width, 100 * y / height] for x, y in corners(box)]
-                result |= {
-                    "type": "polygonlabels",
-                    "value": {"points": points, "closed": True, "polygonlabels": [label]},
-                }
+                value: dict[str, Any] = {"points": points, "closed": True}
             elif (i + place) % 3 == 1:
-                code = brush_code(bits_of(name, box))
-                result |= {
-                    "type": "brushlabels",
-                    "value": {"format": "rle", "rle": code, "brushlabels": [label]},
-                }
+                kind, value = "brush", {"format": "rle", "rle": brush_code(bits_of(name, box))}
             else:
-                value = {
-                    "x": 100 * left / width,
-                    "y": 100 * top / height,
-                    "width": 100 * (right - left) / width,
-                    "height": 100 * (bottom - top) / height,
-                    "rotation": 0,
-                    "rectanglelabels": [label],
-                }
-                result |= {"type": "rectanglelabels", "value": value}
+                kind, value = "rectangle", {"x": 100 * left / width, "y": 100 * top / height}
+                value |= {"width": 100 * (right - left) / width, "rotation": 0}
+                value |= {"height": 100 * (bottom - top) / height}
+            key = f"{kind}labels"
+            result |= {"type": key, "value": value | {key: [label]}}
             results.append(result)
-        wrong = [
-            {
-                "type": "polygonlabels",
-                "value": {"points": [[0, 0], [100, 0], [50, 50]], "polygonlabels": ["dog"]},
-            }
+        value = {"points": [[0, 0], [100, 0], [50, 50]], "polygonlabels": ["dog"]}
+        wrong = [{"type": "polygonlabels", "value": value}]
+        annotations = [
+            {"id": number, "result": result, "was_cancelled": number == 3}
+            | {"updated_at": f"{year}-01-01T00:00:00Z"}
+            for number, result, year in ((3, wrong, 2025), (1, wrong, 2023), (2, results, 2024))
         ]
-        tasks.append(
-            {
-                "id": i + 1,
-                "annotations": [
-                    {
-                        "id": 3,
-                        "result": wrong,
-                        "was_cancelled": True,
-                        "updated_at": "2025-01-01T00:00:00Z",
-                    },
-                    {
-                        "id": 1,
-                        "result": wrong,
-                        "was_cancelled": False,
-                        "updated_at": "2023-01-01T00:00:00Z",
-                    },
-                    {
-                        "id": 2,
-                        "result": results,
-                        "was_cancelled": False,
-                        "updated_at": "2024-01-01T00:00:00Z",
-                    },
-                ],
-                "file_upload": f"0123abcd-{name}.jpg",
-                "predictions": [],
-                "data": {"image": f"/data/upload/1/0123abcd-{name}.jpg"},
-                "project": 1,
-            }
-        )
+        address = {"image": f"/data/upload/1/0123abcd-{name}.jpg"}
+        task = {"id": i + 1, "project": 1, "predictions": [], "annotations": annotations}
+        tasks.append(task | {"file_upload": f"0123abcd-{name}.jpg", "data": address})
         save_image(root / "images" / f"{name}.jpg", SIZES[name])
     save_json(root / "project-1-at-2024.json", tasks)
 
@@ -458,22 +403,16 @@ def supervisely(root: Path) -> None:
                 "tags": [],
             }
             if i % 2 == 0:
-                item |= {
-                    "geometryType": "polygon",
-                    "points": {"exterior": corners(box), "interior": []},
-                }
+                points = {"exterior": corners(box), "interior": []}
+                item |= {"geometryType": "polygon", "points": points}
             else:
                 inside = np.zeros((bottom - top, right - left, 4), np.uint8)
                 inside[:] = 255
                 data = base64.b64encode(zlib.compress(png_bytes(inside))).decode()
                 item |= {"geometryType": "bitmap", "bitmap": {"data": data, "origin": [left, top]}}
             objects.append(item)
-        content = {
-            "description": "",
-            "tags": [],
-            "size": {"height": height, "width": width},
-            "objects": objects,
-        }
+        size = {"height": height, "width": width}
+        content = {"description": "", "tags": [], "size": size, "objects": objects}
         save_json(root / SPLITS[name] / "ann" / f"{name}.jpg.json", content)
         save_image(root / SPLITS[name] / "img" / f"{name}.jpg", SIZES[name])
 

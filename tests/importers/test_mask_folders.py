@@ -11,6 +11,7 @@ from PIL import Image
 
 from importing import Imported, filled
 from nacre.cli.imports import _parse_colors
+from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 from nacre.importers import import_export
 
@@ -188,19 +189,38 @@ def test_images_without_a_mask_are_counted(tmp_path: Path) -> None:
     assert "1 image: nothing says what is in it (images/q.jpg)" in got.text
 
 
-# Instance ids, LabelMe's XML
+# Cityscapes, LabelMe's XML
 
 
-def test_instance_ids_of_cityscapes(tmp_path: Path) -> None:
-    stem = "train/aachen/aachen_000000_000019"
-    save_image(tmp_path / "x" / "leftImg8bit" / f"{stem}_leftImg8bit.png", SIZE)
-    ids = np.array([7, 26003, 24, 0], np.uint16)[
-        filled(SIZE, (*CROP, 1), (*WEED, 2), (0, 0, 2, 2, 3))
-    ]
-    save_png(tmp_path / "x" / "gtFine" / f"{stem}_gtFine_instanceIds.png", ids)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    expected = np.array([1, 14, 12, 255])[filled(SIZE, (*CROP, 1), (*WEED, 2), (0, 0, 2, 2, 3))]
-    np.testing.assert_array_equal(got.mask(*got.images()), expected)
+@pytest.mark.parametrize(
+    ("ids", "dtype", "values"),
+    [
+        ("labelIds", np.uint8, (7, 26, 0, 255)),
+        ("labelTrainIds", np.uint8, (0, 13, 255, 255)),
+        ("instanceIds", np.uint16, (7, 26003, 0, 0)),
+    ],
+)
+def test_cityscapes_has_nineteen_classes_and_no_background(
+    ids: str, dtype: Any, values: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Road, a car, what has no label, and a license plate."""
+    stem, root = "aachen_000000_000019", tmp_path / "x"
+    for split in ("train", "val", "test"):
+        folder = root / "imgsFine" / "leftImg8bit" / split / "aachen"
+        save_image(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
+    places = filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))
+    for split in ("train", "val", "gone"):
+        folder = root / "gtFine" / split.replace("gone", "val") / "aachen"
+        mask = np.array(values, dtype)[places]
+        save_png(folder / f"{stem}_{split}_gtFine_{ids}.png", mask)
+    got = Imported(root, tmp_path / "y")
+    assert (len(got.names), got.names[0], got.names[13]) == (19, "road", "car")
+    assert got.classes["background"] is None
+    expected = np.array((1, 14, 255, 255), np.uint8)[places]
+    np.testing.assert_array_equal(got.mask(f"{stem}_train_leftImg8bit"), expected)
+    assert len(got.list("train")) == len(got.list("val")) == 1
+    assert "1 image: the image file is missing (gtFine/val/aachen/" in got.text
+    Folder(FolderConfig(root=tmp_path / "y")).index("train")
 
 
 def points(box: tuple[int, int, int, int]) -> str:

@@ -8,6 +8,7 @@ import pytest
 from exports import corners, save_image, save_json, save_png, save_text
 
 from importing import Imported, filled
+from nacre.errors import NacreError
 
 SIZE = (24, 16)
 BOX = (2, 3, 9, 12)
@@ -74,3 +75,38 @@ def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["Röhre"]
     assert len(got.images()) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (
+            "annotations.xml",
+            '<annotations><track id="0" label="c"/></annotations>',
+            "format for videos; export it as 'CVAT for images 1.1'",
+        ),
+        ("data.yaml", "names: [cat]\ntrain: images\nkpt_shape: [17, 3]", "key points"),
+        ("task-1-annotation-2-by-1-tag-cat-0.png", "x", "export as JSON"),
+        ("gtFine/a_gtFine_labelIds.png", "x", "names 1 image .* but holds none of their files"),
+        ("label_colors.txt", "0 0 0 background", "export it from CVAT as 'Segmentation mask 1.1'"),
+        ("p.xml", "<annotation><object><bndbox/></object></annotation>", "holds boxes, no outline"),
+        ("a.json", '{"_via_settings": {}}', "VIA; export it there as COCO"),
+        ("a.json", '[{"image_id": 1, "category_id": 2}]', "COCO results"),
+        ("a.json", '{"items": [{"id": "p", "annotations": []}]}', "export it as 'CVAT for images"),
+        ("a.json", '{"images": [}', "a.json is not JSON"),
+        ("a.zip", "x", "holds another archive"),
+        ("a.parquet", "x", "as files"),
+        ("SegmentationClass/a.png", "x", "none of their files"),
+        ("a.txt", "x", r"none of the known formats \(it holds 1 .txt"),
+    ],
+)
+def test_what_cannot_be_imported_is_said_with_advice(
+    file: str, text: str, message: str, tmp_path: Path
+) -> None:
+    save_text(tmp_path / "x" / file, text)
+    if file == "label_colors.txt":
+        save_text(tmp_path / "x" / "gtFine" / "a_gtFine_labelIds.png", "x")
+    if file == "data.yaml":
+        save_text(tmp_path / "x" / "labels" / "p.txt", "0 0 0 1 0 1 1")
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")

@@ -19,7 +19,6 @@ from exports import (
     runs_of,
     save_image,
     save_json,
-    save_png,
     save_text,
     yolo,
 )
@@ -28,7 +27,6 @@ from test_rasterize import reference
 
 from importing import Imported, filled
 from nacre.data.image_io import read_mask
-from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 from nacre.importers.rasterize import rectangle
 
@@ -667,35 +665,6 @@ def test_supervisely_holes_and_plain_bitmaps(tmp_path: Path) -> None:
     assert got.classes["colors"] == {"cat": [0, 255, 0]}
 
 
-# Cityscapes
-
-
-@pytest.mark.parametrize("ids", ["labelIds", "labelTrainIds"])
-def test_cityscapes_has_nineteen_classes_and_no_background(ids: str, tmp_path: Path) -> None:
-    stem = "aachen_000000_000019"
-    for split in ("train", "val", "test"):
-        folder = tmp_path / "x" / "leftImg8bit" / split / "aachen"
-        save_image(folder / f"{stem}_{split}_leftImg8bit.png", SIZE)
-    # Road (7, train id 0), car (26, train id 13), unlabeled (0, train id 255), license plate.
-    values = {"labelIds": (7, 26, 0, 255), "labelTrainIds": (0, 13, 255, 255)}[ids]
-    mask = np.array(values, np.uint8)[
-        filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))
-    ]
-    for split in ("train", "val", "gone"):
-        folder = tmp_path / "x" / "gtFine" / split.replace("gone", "val") / "aachen"
-        save_png(folder / f"{stem}_{split}_gtFine_{ids}.png", mask)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (len(got.names), got.names[0], got.names[13]) == (19, "road", "car")
-    assert got.classes["background"] is None
-    expected = np.array((1, 14, 255, 255), np.uint8)[
-        filled(SIZE, (0, 0, 5, 5, 1), (9, 9, 12, 12, 2), (20, 0, 24, 3, 3))
-    ]
-    np.testing.assert_array_equal(got.mask(f"{stem}_train_leftImg8bit"), expected)
-    assert len(got.list("train")) == len(got.list("val")) == 1
-    assert "1 image: the image file is missing (gtFine/val/aachen/" in got.text
-    Folder(FolderConfig(root=tmp_path / "y")).index("train")
-
-
 def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
     categories = [{"id": i, "name": f"class {i}"} for i in range(300)]
     shape = {"segmentation": [FLAT], "category_id": 299}
@@ -703,38 +672,3 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.mask("p").max(), got.classes["ignored"]) == (300, 65535)
     np.testing.assert_array_equal(read_mask(got.root / "masks" / "p.png"), got.mask("p"))
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        (
-            "annotations.xml",
-            '<annotations><track id="0" label="c"/></annotations>',
-            "format for videos; export it as 'CVAT for images 1.1'",
-        ),
-        ("data.yaml", "names: [cat]\ntrain: images\nkpt_shape: [17, 3]", "key points"),
-        ("task-1-annotation-2-by-1-tag-cat-0.png", "x", "export as JSON"),
-        ("gtFine/a_gtFine_labelIds.png", "x", "names 1 image .* but holds none of their files"),
-        ("label_colors.txt", "0 0 0 background", "export it from CVAT as 'Segmentation mask 1.1'"),
-        ("p.xml", "<annotation><object><bndbox/></object></annotation>", "holds boxes, no outline"),
-        ("a.json", '{"_via_settings": {}}', "VIA; export it there as COCO"),
-        ("a.json", '[{"image_id": 1, "category_id": 2}]', "COCO results"),
-        ("a.json", '{"items": [{"id": "p", "annotations": []}]}', "export it as 'CVAT for images"),
-        ("a.json", '{"images": [}', "a.json is not JSON"),
-        ("a.zip", "x", "holds another archive"),
-        ("a.parquet", "x", "as files"),
-        ("SegmentationClass/a.png", "x", "none of their files"),
-        ("a.txt", "x", r"none of the known formats \(it holds 1 .txt"),
-    ],
-)
-def test_what_cannot_be_imported_is_said_with_advice(
-    file: str, text: str, message: str, tmp_path: Path
-) -> None:
-    save_text(tmp_path / "x" / file, text)
-    if file == "label_colors.txt":
-        save_text(tmp_path / "x" / "gtFine" / "a_gtFine_labelIds.png", "x")
-    if file == "data.yaml":
-        save_text(tmp_path / "x" / "labels" / "p.txt", "0 0 0 1 0 1 1")
-    with pytest.raises(NacreError, match=message):
-        Imported(tmp_path / "x", tmp_path / "y")

@@ -256,37 +256,28 @@ def test_a_coco_file_without_annotations_is_unlabelled_not_empty(tmp_path: Path)
     assert Imported(tmp_path / "x", tmp_path / "y").images() == {"a"}
 
 
-def test_an_ignored_class_is_255_and_no_class(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "names", "labels"),
+    [
+        ({"ignore": ["dog"]}, ["cat"], (0, 1, 255)),
+        ({"ignore": ["background"]}, ["dog", "cat"], (255, 2, 1)),
+        ({"classes": ["cat"]}, ["cat"], (0, 1, 0)),  # the dog lies on the cat
+        ({"classes": ["cat", "dog"]}, ["cat", "dog"], (0, 1, 2)),
+        ({"classes": ["dog", "cat"]}, ["dog", "cat"], (0, 2, 1)),
+    ],
+)
+def test_classes_that_are_chosen_or_do_not_count(
+    given: dict[str, Any], names: list[str], labels: tuple[int, int, int], tmp_path: Path
+) -> None:
     cvat_masks(tmp_path / "x")
-    got = Imported(tmp_path / "x", tmp_path / "y", ignore=["dog"])
-    assert got.names == ["cat"]
-    np.testing.assert_array_equal(
-        got.mask("a"), filled((16, 12), (2, 3, 12, 10, 1), (8, 5, 14, 9, 255))
-    )
-    assert got.classes["ignored"] == 255
-
-
-def test_the_background_can_be_ignored(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    got = Imported(tmp_path / "x", tmp_path / "y", ignore=["background"])
-    assert got.classes["background"] is None
-    assert set(np.unique(got.mask("a"))) == {1, 2, 255}
-    assert "not one pixel of it counts" in got.text
+    got = Imported(tmp_path / "x", tmp_path / "y", **given)
+    background, cat, dog = labels
+    boxes = (0, 0, 16, 12, background), (2, 3, 12, 10, cat), (8, 5, 14, 9, dog)
+    np.testing.assert_array_equal(got.mask("a"), filled((16, 12), *boxes))
+    assert (got.names, got.classes["ignored"]) == (names, 255)
+    assert got.classes["background"] == (0 if background == 0 else None)
+    assert ("not one pixel of it counts" in got.text) == (background == 255)
     Folder(FolderConfig(root=tmp_path / "y")).index("val")
-
-
-def test_classes_that_are_not_chosen_are_background_where_they_lie_on_top(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    got = Imported(tmp_path / "x", tmp_path / "y", classes=["cat"])
-    np.testing.assert_array_equal(
-        got.mask("a"), filled((16, 12), (2, 3, 12, 10, 1), (8, 5, 14, 9, 0))
-    )
-
-
-def test_chosen_classes_keep_the_order_that_is_asked_for(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    assert Imported(tmp_path / "x", tmp_path / "y", classes=["cat", "dog"]).names == ["cat", "dog"]
-    assert Imported(tmp_path / "x", tmp_path / "z", classes=["dog", "cat"]).names == ["dog", "cat"]
 
 
 @pytest.mark.parametrize("option", ["classes", "ignore"])

@@ -42,6 +42,8 @@ Runs = npt.NDArray[np.int64]
 Four = tuple[float, float, float, float]
 
 LONGEST_RUN = 2**31
+MOST_RUNS = 1 << 23
+"""A code of more runs than this is an attack, not a mask."""
 
 _CROOKED = 1.0
 """Pixels by which corners make a box crooked that are rounded to whole pixels."""
@@ -199,7 +201,7 @@ def parse_compressed(text: str) -> Runs:
     value = shift = 0
     for char in text:
         bits = ord(char) - 48
-        if not 0 <= bits < 64 or shift > 40:
+        if not 0 <= bits < 64 or shift > 40 or len(lengths) > MOST_RUNS:
             raise ValueError(f"the compressed RLE holds {char!r} where a number should go on")
         value |= (bits & 0x1F) << shift
         shift += 5
