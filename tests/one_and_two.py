@@ -49,12 +49,42 @@ def learn_alone(configs: Mapping[str, Any], folder: Path, script: Path = Path(__
 def learn_on_two_nodes(configs: Mapping[str, Any], folder: Path, processes: int) -> None:
     """Carry out runs as two machines do, each with a torchrun of its own, on loopback."""
     write_configs(configs, folder)
+    each = ["--nnodes=2", f"--nproc-per-node={processes}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    succeed([start([*TORCHRUN, *each, *meeting, __file__, str(folder)]) for _ in range(2)])
+
+
+def end_two(script: Path, *words: str | Path) -> "list[subprocess.CompletedProcess[str]]":
+    """Carry out a script in two processes of a group, without torchrun; return how they ended."""
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    place["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script, *words],
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=600) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [
+        subprocess.CompletedProcess(process.args, process.returncode, *texts)
+        for process, texts in zip(processes, said, strict=True)
+    ]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    each = ["--nnodes=2", f"--nproc-per-node={processes}"]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={place}"]
-    succeed([start([*TORCHRUN, *each, *meeting, __file__, str(folder)]) for _ in range(2)])
+        port: int = free.getsockname()[1]
+        return port
 
 
 def write_configs(configs: Mapping[str, Any], folder: Path) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+from one_and_two import free_port
+
 # A busy machine answers Ray late.
 PATIENT = {
     "RAY_worker_niceness": "0",
@@ -33,9 +35,7 @@ class Nodes:
     """A Ray cluster of processes of `ray start`, each a node with a core."""
 
     def __init__(self):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.processes = []
 

@@ -1,16 +1,13 @@
 """What several processes can do to each other, in two real ones (pair.py)."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nacre.runs.run import run_scenario
 from nacre.utils.signals import Interrupted
+from one_and_two import end_two
 from tiny_runs import StopAfter, tiny_config
 
 pytestmark = pytest.mark.slow
@@ -20,30 +17,11 @@ pytestmark = pytest.mark.slow
 def pair(tmp_path_factory):
     """What came of everything that pair.py tries, by rank."""
     folder = tmp_path_factory.mktemp("pair")
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = str(server.getsockname()[1])
     begun = folder / "of-rank-0" / "begun"  # the first process has one to go on with
     with pytest.raises(Interrupted):
         run_scenario(tiny_config(), begun, should_stop=StopAfter(3))
-    script = Path(__file__).with_name("pair.py")
-    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common["PYTHONPATH"] = os.pathsep.join([str(script.parents[1]), *filter(None, sys.path)])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, folder],
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=240)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 9], "\n".join(errors)
+    ended = end_two(Path(__file__).with_name("pair.py"), folder)
+    assert [one.returncode for one in ended] == [0, 9], "\n".join(one.stderr for one in ended)
     return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
