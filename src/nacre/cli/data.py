@@ -89,14 +89,16 @@ def plan(
             raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
         app.make_console().print(scenarios_table())
         return
-    from nacre.runs.run import apply_scenario
+    from nacre.runs.run import open_scenario
+    from nacre.training.config import build_config
 
-    applied, labels, images = apply_scenario(scenario, root=root, file=config, sets=set_ or [])
-    steps = make_plan(applied, labels, images)
+    values = {"scenario": scenario, **app.data_section(root)}
+    data = open_scenario(build_config(file=config, assignments=set_ or (), overrides=values))
+    steps = make_plan(data.scenario, data.train_index, data.image_lists)
     if json:
-        app.print_json(plan_as_json(applied, steps))
+        app.print_json(plan_as_json(data.scenario, steps))
     else:
-        app.make_console().print(plan_table(applied, steps))
+        app.make_console().print(plan_table(data.scenario, steps))
 
 
 def report_tables(report: "DataReport") -> Group:

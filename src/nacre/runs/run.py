@@ -1,6 +1,6 @@
 """A run: one method over all steps of one scenario with one seed, in one folder."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,6 @@ from nacre.data import find_dataset, open_source
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import class_groups, group_means, summarize
-from nacre.labels.space import LabelIndex
 from nacre.methods import Step, find_method
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
@@ -16,8 +15,8 @@ from nacre.runs.step_cache import StepCache, digest_masks, step_keys
 from nacre.runs.steps import Metrics, run_steps, step_sampler
 from nacre.runs.testing import ScenarioTests
 from nacre.scenarios.exemplars import memory_lines
-from nacre.scenarios.scenario import ImageLists, Scenario, make_scenario, read_scenario
-from nacre.training.config import RunConfig, build_config
+from nacre.scenarios.scenario import make_scenario, read_scenario
+from nacre.training.config import RunConfig
 from nacre.training.events import Observer
 from nacre.utils.distributed import Distributed, explain_lost_process, init_distributed
 from nacre.utils.io import save_json, save_text
@@ -38,21 +37,6 @@ def open_scenario(config: RunConfig) -> ScenarioData:
         seed=config.seed,
         memory=config.memory,
     )
-
-
-def apply_scenario(
-    scenario: str,
-    *,
-    root: Path | None = None,
-    file: Path | None = None,
-    sets: Sequence[str] = (),
-) -> tuple[Scenario, LabelIndex, ImageLists]:
-    """Apply a scenario to a data folder; return it, the index and the images of each step."""
-    values: dict[str, Any] = {"scenario": scenario}
-    if root is not None:
-        values["data"] = {"root": str(root)}
-    data = open_scenario(build_config(file=file, assignments=sets, overrides=values))
-    return data.scenario, data.train_index, data.image_lists
 
 
 def scenario_step(config: RunConfig, data: ScenarioData, index: int, dist: Distributed) -> Step:

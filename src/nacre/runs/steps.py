@@ -140,7 +140,6 @@ def step_sampler(
         seed=recipe.seed,
         rank=rank,
         world_size=world_size,
-        # What fits a GPU is found when the step's networks are there.
         micro_batch=train.micro_batch,
         total=math.ceil(num_images / train.test_batch(1)) if one_pass else updates,
         shares=shares,

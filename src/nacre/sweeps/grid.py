@@ -115,14 +115,9 @@ class Job:
         return (0, *self.iterations[1:])
 
     @property
-    def log(self) -> Path:
-        """The file with its output."""
-        return log_of(self.folder.path)
-
-    @property
     def submitted_file(self) -> Path:
         """The file with `submitted`, where an engine's jobs survive the grid's process."""
-        return self.log.with_suffix(".job")
+        return log_of(self.folder.path).with_suffix(".job")
 
     @property
     def is_open(self) -> bool:

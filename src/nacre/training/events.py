@@ -61,10 +61,7 @@ class StepAwaited(Event):
 
 @dataclass(frozen=True)
 class StepBegan(Event):
-    """A step begins at its iteration `first`: 0, or where it was interrupted.
-
-    `micro_batch` are the images that a process holds at once.
-    """
+    """A step begins at its iteration `first`: 0, or where it was interrupted."""
 
     kind = "begin"
     step: int
@@ -72,7 +69,6 @@ class StepBegan(Event):
     images: int
     iterations: int
     first: int
-    micro_batch: int | None = None
 
 
 @dataclass(frozen=True)

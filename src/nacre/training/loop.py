@@ -65,14 +65,12 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
 
 def step_began(step: Step, first: int) -> StepBegan:
     """Return the event that a step begins at an iteration."""
-    sampler = step.sampler
     return StepBegan(
         step=step.index,
         classes=step.new_names,
         images=step.num_images + len(step.held_data or ()),
         iterations=step.iterations,
         first=first,
-        micro_batch=sampler.local_batch // sampler.micro_batches,
     )
 
 
