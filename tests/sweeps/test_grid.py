@@ -8,7 +8,7 @@ from rich.console import Console
 from nacre.cli.grid import GridDisplay
 from nacre.errors import NacreError
 from nacre.methods import METHODS
-from nacre.sweeps.engines import Local, last_line
+from nacre.sweeps.engines import Local, last_line, log_of
 from nacre.sweeps.grid import check_grid, make_jobs, read_grid
 from nacre.sweeps.launch import run_grid
 from nacre.training.config import build_config
@@ -71,8 +71,9 @@ def test_runs_are_carried_out_skipped_and_told_when_they_fail(tmp_path):
     with GridDisplay(console) as display:
         assert run_grid(jobs, Local(2), show=display)
     assert [job.state for job in jobs] == ["done", "done", "failed"]
-    assert "not a finite number" in last_line(jobs[2].log)
-    assert jobs[2].problem == f"{last_line(jobs[2].log)} (see {jobs[2].log})"
+    log = log_of(jobs[2].folder.path)
+    assert "not a finite number" in last_line(log)
+    assert jobs[2].problem == f"{last_line(log)} (see {log})"
     assert not [*tmp_path.rglob(".*"), *tmp_path.rglob("*.job")], "nothing is left"
     shared = [job.folder.model(0).read_bytes() for job in jobs[:2]]
     assert shared[0] == shared[1]
