@@ -96,6 +96,13 @@ def test_a_mask_that_is_gray_everywhere_may_be_saved_in_color(tmp_path: Path, mo
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png"), MASK)
 
 
+def test_a_gray_mask_of_16_bits_saved_in_color_would_lose_its_labels(tmp_path: Path) -> None:
+    rows = b"".join(b"\0" + b"\0\1" * 3 * 4 for _ in range(5))
+    (tmp_path / "m.png").write_bytes(png(4, 5, 16, 2, rows))
+    with pytest.raises(NacreError, match="holds colors"):
+        read_mask(tmp_path / "m.png")
+
+
 @pytest.mark.parametrize("keep", [0, 4, 20, 30, 60, -100, -60, None])
 def test_a_damaged_mask_is_named(tmp_path: Path, keep: int | None) -> None:
     path = save_mask(tmp_path / "m.png", np.random.default_rng(0).integers(0, 9, (50, 50)))

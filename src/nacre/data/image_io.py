@@ -218,8 +218,9 @@ def read_mask(path: Path) -> Mask:
             )
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
-        mode, labels = image.mode, stored_labels(image)
-        if labels is None and mode in ("LA", "RGB", "RGBA") and image.format != "JPEG":
+        mode, is_exact = image.mode, image.format != "JPEG" and ";16" not in _stored_mode(image)
+        labels = stored_labels(image)
+        if labels is None and mode in ("LA", "RGB", "RGBA") and is_exact:
             colors = np.asarray(image)[..., : 1 if mode == "LA" else 3]
             if (colors == colors[..., :1]).all():  # gray, as many programs save it
                 labels = np.ascontiguousarray(colors[..., 0])
