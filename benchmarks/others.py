@@ -213,10 +213,12 @@ class Case:
 CASES = {
     "kelp": Case(_kelp, "animals", ("street", "road"), is_trained=True),
     "unet": Case(_unet, "animals", ("street", "road")),
+    "unet, street": Case(_unet, "street", ("animals", "cat")),
     "levels": Case(Levels, "animals", ("street", "road")),
     "levels, street": Case(Levels, "street", ("animals", "cat")),
     "levels, pets": Case(Levels, "pets", ("animals", "horse")),
     "deeplabv3": Case(_deeplabv3, "clothes", ("street", "road")),
+    "deeplabv3, street": Case(_deeplabv3, "street", ("animals", "cat")),
     "segformer": Case(_segformer, "street", ("animals", "cat")),
 }
 

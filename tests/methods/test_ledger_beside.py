@@ -181,6 +181,28 @@ def test_without_a_background_new_classes_take_the_place_of_the_greatest_score(f
     assert found.min() > 0, "no pixel is of a background that is not there"
 
 
+def test_without_a_background_unlike_images_keep_their_classes_by_default(folders, tmp_path):
+    """The step's images say nothing of noise and of spots; the network is fairly sure of them."""
+    draw = torch.Generator().manual_seed(1)
+    noise = torch.rand(8, 3, 64, 64, generator=draw)
+    spots = nn.functional.interpolate(torch.rand(8, 3, 4, 4, generator=draw), noise.shape[2:])
+    x = (255 * torch.cat([noise, spots])).byte()
+    net = levels(4, width=16)
+    with torch.no_grad():
+        net.score.bias -= Adapter(net, background=None)(x).logits[:, 1:].mean((0, 2, 3))
+        scores = Adapter(net, background=None)(x).logits[:, 1:]
+        times = 2.5 / (scores.amax(1) - scores.mean(1)).mean()
+        net.score.weight *= times
+        net.score.bias *= times
+    before = Adapter(copy.deepcopy(net), background=None).eval()(x).scores.argmax(1)
+    model = nacre.learn(
+        folders["crate"], start=net, old=["a", "b", "c", "d"], background=None,
+        out=tmp_path / "m", config=RECIPE,
+    )  # fmt: skip
+    kept = model.network(x).scores.argmax(1) == before
+    assert float(kept.float().mean()) >= 0.95
+
+
 def test_other_methods_continue_the_model_before_it(learned, folders, tmp_path):
     model = learned("segformer", "pearl")
     with pytest.raises(NacreError, match="continue it with method 'ledger'"):

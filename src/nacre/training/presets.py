@@ -165,6 +165,10 @@ Ground = Literal["weights", "nothing", "own", "other"]
 BATCH = 16
 GIB = 2**30
 
+RIDGE_BESIDE_OTHERS = 3.0
+"""Of a ledger beside a network of others, whose own domain its sums have not seen: the stronger the
+ridge, the less is said of what is unlike the images that were counted (docs/own-network.md)."""
+
 
 class Fit(NamedTuple):
     """A device and data that a recipe is fitted to.
@@ -218,4 +222,6 @@ def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
         if method == "mib":  # the other methods have parts of their own
             freeze = [*["backbone"] * fit.has_backbone, "batch_norm"]
             values["method"] = {"name": method, "freeze": freeze}
+        elif method == "ledger":
+            values["method"] = {"name": method, "ridge": RIDGE_BESIDE_OTHERS}
     return values
