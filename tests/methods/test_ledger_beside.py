@@ -185,7 +185,8 @@ def test_without_a_background_unlike_images_keep_their_classes_by_default(folder
     """The step's images say nothing of noise and of spots; the network is fairly sure of them."""
     draw = torch.Generator().manual_seed(1)
     noise = torch.rand(8, 3, 64, 64, generator=draw)
-    spots = nn.functional.interpolate(torch.rand(8, 3, 4, 4, generator=draw), noise.shape[2:])
+    spots = torch.rand(8, 3, 4, 4, generator=draw)
+    spots = nn.functional.interpolate(spots, noise.shape[2:], mode="bilinear")
     x = (255 * torch.cat([noise, spots])).byte()
     net = levels(4, width=16)
     with torch.no_grad():

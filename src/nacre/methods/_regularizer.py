@@ -74,6 +74,12 @@ class ParameterRegularizer(Method):
         )
         return {self.name: self.config.weight * total}
 
+    def hold(self, step: Step, omega: Table) -> None:
+        """Hold the old parameters where they are now, each by its importance."""
+        parameters = trainable_parameters(step.network)
+        self.tables["omega"] = omega
+        self.tables["anchor"] = copy_table({k: v for k, v in parameters.items() if k in omega})
+
     def end_step(self, step: Step) -> None:
         """Forget what only this step needed."""
         self.tables = {kind: self.tables[kind] for kind in self.persistent_state}

@@ -25,9 +25,7 @@ from nacre.methods._regularizer import (
     ParameterRegularizer,
     RegularizerConfig,
     begin_fisher,
-    copy_table,
     normalize,
-    trainable_parameters,
     update_fisher,
 )
 from nacre.methods.base import Step
@@ -54,11 +52,7 @@ class Ewc(ParameterRegularizer):
         fisher = self.require_state("fisher")
         self.tables = {"fisher": begin_fisher(fisher, step.network)}
         if self.num_old:
-            parameters = trainable_parameters(step.network)
-            self.tables["omega"] = {name: normalize(value) for name, value in fisher.items()}
-            self.tables["anchor"] = copy_table(
-                {name: value for name, value in parameters.items() if name in fisher}
-            )
+            self.hold(step, {name: normalize(value) for name, value in fisher.items()})
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:

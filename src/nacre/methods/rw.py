@@ -71,12 +71,8 @@ class Rw(ParameterRegularizer):
             "count": {"iterations": torch.zeros((), dtype=torch.int64)},
         }
         if self.num_old:
-            self.tables["omega"] = {
-                name: normalize(value) + normalize(score[name]) for name, value in fisher.items()
-            }
-            self.tables["anchor"] = copy_table(
-                {name: value for name, value in parameters.items() if name in fisher}
-            )
+            both = {k: normalize(one) + normalize(score[k]) for k, one in fisher.items()}
+            self.hold(step, both)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take the tables back; the count is read in every update, which may not wait for a GPU."""

@@ -165,9 +165,10 @@ Ground = Literal["weights", "nothing", "own", "other"]
 BATCH = 16
 GIB = 2**30
 
-RIDGE_BESIDE_OTHERS = 3.0
-"""Of a ledger beside a network of others, whose own domain its sums have not seen: the stronger the
-ridge, the less is said of what is unlike the images that were counted (docs/own-network.md)."""
+RIDGE_WITHOUT_BACKGROUND = 3.0
+"""Of a ledger beside a network of others without a background, where any class may lose pixels: the
+stronger it is, the less is said of what is unlike the images that were counted, and of small
+classes (docs/own-network.md)."""
 
 
 class Fit(NamedTuple):
@@ -178,19 +179,27 @@ class Fit(NamedTuple):
         memory: Bytes of the device's memory; 0 if nobody knows.
         num_images: Training images of the step.
         has_backbone: Whether the backbone of a network of others can be told apart.
+        has_background: Whether the network has a channel for it.
     """
 
     device: str
     memory: int
     num_images: int
     has_backbone: bool = True
+    has_background: bool = True
 
 
-def fit_to(device: torch.device, num_images: int, *, has_backbone: bool = True) -> Fit:
+def fit_to(
+    device: torch.device,
+    num_images: int,
+    *,
+    has_backbone: bool = True,
+    has_background: bool = True,
+) -> Fit:
     """Return what a recipe for a device and so many images is fitted to."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else 0
-    return Fit(device.type, memory, num_images, has_backbone)
+    return Fit(device.type, memory, num_images, has_backbone, has_background)
 
 
 def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
@@ -222,6 +231,6 @@ def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
         if method == "mib":  # the other methods have parts of their own
             freeze = [*["backbone"] * fit.has_backbone, "batch_norm"]
             values["method"] = {"name": method, "freeze": freeze}
-        elif method == "ledger":
-            values["method"] = {"name": method, "ridge": RIDGE_BESIDE_OTHERS}
+        elif method == "ledger" and not fit.has_background:
+            values["method"] = {"name": method, "ridge": RIDGE_WITHOUT_BACKGROUND}
     return values
