@@ -44,74 +44,66 @@ def seen():
     return Batch(torch.zeros(2, 3, *SIZE), labels), output(OLD + NEW, 1), output(OLD, 2)
 
 
-def labeled(batch, student, teacher, term):
+def labeled(term):
     """Mean of a term of (student's logits, label, teacher's) over the pixels that count."""
-    logits = [upsample(one.logits, SIZE) for one in (student, teacher)]
-    return mean_over_pixels(term, batch.targets, *logits)
+
+    def mean(batch, student, teacher):
+        logits = [upsample(one.logits, SIZE) for one in (student, teacher)]
+        return mean_over_pixels(term, batch.targets, *logits)
+
+    return mean
 
 
-def everywhere(student, teacher, term):
+def everywhere(term):
     """Mean of a term of both logits over all pixels."""
-    return mean_over_pixels(term, None, *(upsample(one.logits, SIZE) for one in (student, teacher)))
+
+    def mean(_, student, teacher):
+        return mean_over_pixels(term, None, *(upsample(x.logits, SIZE) for x in (student, teacher)))
+
+    return mean
 
 
-def cross_entropy(x, y, t):
-    return pixel_ce(x, y)
+def squares(name):
+    """Mean square of the distance between both features of a name."""
+
+    def mean(_, student, teacher):
+        distances = (getattr(student, name) - getattr(teacher, name)).detach().flatten().tolist()
+        return sum(distance**2 for distance in distances) / len(distances)
+
+    return mean
 
 
-def to_labels(x, y, t):
-    return pixel_bce(x, y)
+CE, BCE = labeled(lambda x, y, t: pixel_ce(x, y)), labeled(lambda x, y, t: pixel_bce(x, y))
+KD, BINARY_KD = everywhere(pixel_kd), everywhere(pixel_binary_kd)
 
 
-def squares(one, other):
-    distances = (one - other).detach().flatten().tolist()
-    return sum(distance**2 for distance in distances) / len(distances)
-
-
-def losses_of(seen, method, **values):
-    batch, student, teacher = seen
+@pytest.mark.parametrize(
+    ("method", "values", "terms"),
+    [
+        ("lwf", {"weight": 7}, {"ce": (1, CE), "kd": (7, KD)}),
+        ("lwf", {"weight": 7, "average": "pixels"}, {"ce": (1, CE), "kd": (7 * OLD, KD)}),
+        (
+            "ilt",
+            {"weight": 5, "feature_weight": 3, "layer": "backbone"},
+            {"ce": (1, CE), "kd": (5, KD), "features": (3, squares("features"))},
+        ),
+        (
+            "ilt",
+            {"weight": 5, "feature_weight": 3, "layer": "decoder"},
+            {"ce": (1, CE), "kd": (5, KD), "features": (3, squares("decoder_features"))},
+        ),
+        ("lwf-mc", {"weight": 4}, {"bce": (1, BCE), "kd": (4, BINARY_KD)}),
+        ("lwf-mc-d", {}, {"bce": (1, labeled(pixel_mixed))}),
+        ("lwf-mc-c", {}, {"bce": (1, labeled(partial(pixel_mixed, labeled_background=True)))}),
+    ],
+)
+def test_losses_are_weighted_means_over_pixels(seen, method, values, terms):
     kind = METHODS[method]
-    found = kind(kind.Config(**values), GROWTH).losses(batch, student, teacher)
-    return {name: value.item() for name, value in found.items()}
-
-
-@pytest.mark.parametrize(("average", "times"), [("classes", 1), ("pixels", OLD)])
-def test_lwf(seen, average, times):
-    batch, student, teacher = seen
-    found = losses_of(seen, "lwf", weight=7, average=average)
-    assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
-    wanted = 7 * times * everywhere(student, teacher, pixel_kd)
-    assert found["kd"] == pytest.approx(wanted, rel=1e-9)
-
-
-@pytest.mark.parametrize("layer", ["backbone", "decoder"])
-def test_ilt(seen, layer):
-    batch, student, teacher = seen
-    found = losses_of(seen, "ilt", weight=5, feature_weight=3, layer=layer)
-    assert found["ce"] == pytest.approx(labeled(batch, student, teacher, cross_entropy), rel=1e-9)
-    assert found["kd"] == pytest.approx(5 * everywhere(student, teacher, pixel_kd), rel=1e-9)
-    one, other = (
-        (output.features if layer == "backbone" else output.decoder_features)
-        for output in (student, teacher)
-    )
-    assert found["features"] == pytest.approx(3 * squares(one, other), rel=1e-9)
-
-
-def test_lwf_mc(seen):
-    batch, student, teacher = seen
-    found = losses_of(seen, "lwf-mc", weight=4)
-    assert found["bce"] == pytest.approx(labeled(batch, student, teacher, to_labels), rel=1e-9)
-    wanted = 4 * everywhere(student, teacher, pixel_binary_kd)
-    assert found["kd"] == pytest.approx(wanted, rel=1e-9)
-
-
-VARIANTS = {"lwf-mc-d": pixel_mixed, "lwf-mc-c": partial(pixel_mixed, labeled_background=True)}
-
-
-@pytest.mark.parametrize("method", VARIANTS)
-def test_lwf_mc_variants(seen, method):
-    found = losses_of(seen, method)
-    assert found == {"bce": pytest.approx(labeled(*seen, VARIANTS[method]), rel=1e-9)}
+    found = kind(kind.Config(**values), GROWTH).losses(*seen)
+    assert {name: value.item() for name, value in found.items()} == {
+        name: pytest.approx(weight * mean(*seen), rel=1e-9)
+        for name, (weight, mean) in terms.items()
+    }
 
 
 def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
@@ -128,8 +120,8 @@ def test_lwf_mc_c_and_d_differ_exactly_in_the_background_channel(seen):
 def test_step_0_of_lwf_mc_is_the_binary_cross_entropy(seen, name):
     batch, student, teacher = seen
     found = METHODS[name](METHODS[name].Config(), FIRST).losses(batch, student, None)
-    wanted = labeled(batch, student, teacher, to_labels)
-    assert {key: value.item() for key, value in found.items()} == {"bce": pytest.approx(wanted)}
+    wanted = pytest.approx(BCE(batch, student, teacher))
+    assert {key: value.item() for key, value in found.items()} == {"bce": wanted}
 
 
 # Those that look at the classifier's rows as well are in test_later.py.

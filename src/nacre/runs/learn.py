@@ -64,22 +64,16 @@ def learn_config(
     if not written.get("data"):
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
     given = resolve(LearnConfig, {key: written.get(key) for key in ("data", "start")})
-    info, has_backbone, has_background = None, True, True
+    info, has_backbone = None, True
     if given.start is not None:
         start = find_model(given.start)
         written, info = {**written, "start": str(start)}, read_info(start)
         if not is_own_network(info.model):
-            others, _, _ = load_model(start, network=network)
-            has_backbone, has_background = "backbone" in others.gives, others.has_background
+            has_backbone = "backbone" in load_model(start, network=network)[0].gives
     num_images = sum(len(source.index("train")) for _, source in open_folders(given.data))
     train = written.get("train")
     device = train.get("device", "auto") if isinstance(train, Mapping) else "auto"
-    fit = fit_to(
-        choose_device(str(device)),
-        num_images,
-        has_backbone=has_backbone,
-        has_background=has_background,
-    )
+    fit = fit_to(choose_device(str(device)), num_images, has_backbone=has_backbone)
     return build(LearnConfig, written, preset=preset, start=info, fit=fit)
 
 

@@ -38,6 +38,7 @@ from nacre.training.presets import (
     LEARN,
     PAPER_PRESETS,
     PRESETS,
+    RIDGE_WITHOUT_BACKGROUND,
     Fit,
     Ground,
     check_weights,
@@ -242,6 +243,8 @@ def build(
         below = preset_values(preset, scenario, method, chosen)
     if is_fitted and fit is not None:
         below = deep_merge(below, fitted_values(fit, ground, method))
+    if method == "ledger" and ground == "other" and model.get("background", 0) is None:
+        below = deep_merge(below, {"method": {"name": method, "ridge": RIDGE_WITHOUT_BACKGROUND}})
     if start is not None:
         below = deep_merge({**below, "model": start.model}, {"images": {"crop_size": start.crop}})
     values = deep_merge(below, written)

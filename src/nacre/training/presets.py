@@ -179,27 +179,19 @@ class Fit(NamedTuple):
         memory: Bytes of the device's memory; 0 if nobody knows.
         num_images: Training images of the step.
         has_backbone: Whether the backbone of a network of others can be told apart.
-        has_background: Whether the network has a channel for it.
     """
 
     device: str
     memory: int
     num_images: int
     has_backbone: bool = True
-    has_background: bool = True
 
 
-def fit_to(
-    device: torch.device,
-    num_images: int,
-    *,
-    has_backbone: bool = True,
-    has_background: bool = True,
-) -> Fit:
+def fit_to(device: torch.device, num_images: int, *, has_backbone: bool = True) -> Fit:
     """Return what a recipe for a device and so many images is fitted to."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else 0
-    return Fit(device.type, memory, num_images, has_backbone, has_background)
+    return Fit(device.type, memory, num_images, has_backbone)
 
 
 def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
@@ -231,6 +223,4 @@ def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
         if method == "mib":  # the other methods have parts of their own
             freeze = [*["backbone"] * fit.has_backbone, "batch_norm"]
             values["method"] = {"name": method, "freeze": freeze}
-        elif method == "ledger" and not fit.has_background:
-            values["method"] = {"name": method, "ridge": RIDGE_WITHOUT_BACKGROUND}
     return values
