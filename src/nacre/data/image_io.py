@@ -25,6 +25,9 @@ from PIL import Image, UnidentifiedImageError
 from nacre.errors import NacreError
 from nacre.utils.io import open_regular
 
+Pixels = npt.NDArray[np.uint8]
+"""An image: height x width x RGB, unless something else is said."""
+
 Mask = npt.NDArray[np.unsignedinteger[Any]]
 """Label values, height x width, as uint8 or uint16."""
 

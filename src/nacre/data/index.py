@@ -36,13 +36,13 @@ _LOG = logging.getLogger(__name__)
 Label = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Number = Annotated[int, Field(ge=-(2**62), le=2**62)]
-Pixels = dict[Label, Count]
+LabelCounts = dict[Label, Count]
 """Pixels of a mask by label, in ascending order."""
 
 FileSignature = tuple[Number, Number, Number, Number]
 """Size and time of change (ns) of the image and of the mask."""
 
-Kept = dict[str, tuple[FileSignature, Pixels]]
+Kept = dict[str, tuple[FileSignature, LabelCounts]]
 """What a pass found, by the mask's path below the data folder: the folder may be moved."""
 
 ProblemKind = Literal[
@@ -144,7 +144,7 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
     # Taken before the files are read: a change meanwhile is noticed the next time.
     signatures = [_signature(pair) for pair in pairs]
     keys = [str(pair.mask).removeprefix(f"{root}{os.sep}") for pair in pairs]
-    found: list[Pixels | Problem | None] = [
+    found: list[LabelCounts | Problem | None] = [
         _find(caches, *one) for one in zip(keys, signatures, strict=True)
     ]
     stale = [i for i, pixels in enumerate(found) if pixels is None]
@@ -167,7 +167,7 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
 
 
 def index_of(
-    pairs: Sequence[Pair], found: Sequence[Pixels | Problem | None], space: LabelSpace
+    pairs: Sequence[Pair], found: Sequence[LabelCounts | Problem | None], space: LabelSpace
 ) -> tuple[LabelIndex, list[Problem]]:
     """Return the index of what was read of sorted pairs, and all that is wrong with the others."""
     names, counts, problems = [], [], []
@@ -249,7 +249,7 @@ def _save(root: Path, split: str, kept: Kept) -> None:
     _LOG.warning("the index of %s %s could not be kept; it is built again each time", root, split)
 
 
-def _find(caches: Sequence[Kept], key: str, signature: FileSignature | None) -> Pixels | None:
+def _find(caches: Sequence[Kept], key: str, signature: FileSignature | None) -> LabelCounts | None:
     """Return what is known of a mask, if neither it nor its image has changed since."""
     found = (cache.get(key) for cache in caches)
     return next((one[1] for one in found if one is not None and one[0] == signature), None)

@@ -31,16 +31,13 @@ import torch.nn.functional as F
 from PIL import Image
 from pydantic import Field
 
-from nacre.data.image_io import Mask, load
+from nacre.data.image_io import Mask, Pixels, load
 from nacre.errors import NacreError
 from nacre.labels.mapping import LabelTable, map_labels
 from nacre.utils.config import Config
 
-Pixels = npt.NDArray[np.uint8]
-"""An image (3, H, W)."""
-
 Sample = tuple[Pixels, Mask]
-"""An image and its labels (H, W)."""
+"""An image (3, H, W) and its labels (H, W)."""
 
 AREA = (0.5, 2.0)
 ASPECT = (3 / 4, 4 / 3)

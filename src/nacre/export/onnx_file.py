@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nacre.data.image_io import Pixels
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor, model_predictor
 from nacre.export.graph import ImageToClasses, to_onnx
@@ -25,7 +26,6 @@ from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 from nacre.utils.io import remove_temporaries, save
 
-Pixels = npt.NDArray[np.uint8]
 Scores = npt.NDArray[np.float32]
 Size = tuple[int, int]
 Form = Literal["fp32", "fp16"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import Field, TypeAdapter, ValidationError
 
+from nacre.data.image_io import Pixels
 from nacre.errors import NacreError, describe_errors
 from nacre.evaluation.predictor import check_size, seen_size
 from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
@@ -30,7 +30,6 @@ MOST_CLASSES = 256
 
 NOT_STATED = "not stated"
 
-Pixels = npt.NDArray[np.uint8]
 
 _NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
 """What a file is tried on when it is opened."""

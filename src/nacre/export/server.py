@@ -26,16 +26,13 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
-from nacre.data.image_io import upright_rgb
+from nacre.data.image_io import Pixels, upright_rgb
 from nacre.errors import NacreError
 from nacre.export.onnx_model import OnnxModel
 from nacre.export.page import served_page, settings_of
 from nacre.predict.prediction import palette_image
-
-Pixels = npt.NDArray[np.uint8]
 
 LARGEST_BODY = 64 << 20
 """Bytes of a request at most."""

@@ -17,10 +17,9 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TextIO
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from nacre.data.image_io import IMAGE_SUFFIXES
+from nacre.data.image_io import IMAGE_SUFFIXES, Pixels
 from nacre.errors import NacreError, unknown_name
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import Channels
@@ -39,8 +38,6 @@ from nacre.predict.prediction import (
 from nacre.predict.video import VideoWriter, read_frames
 from nacre.utils.io import InUse, csv_text, locked, remove_temporaries, save_json
 from nacre.utils.progress import show_progress
-
-Pixels = npt.NDArray[np.uint8]
 
 TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""

@@ -11,15 +11,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nacre.data.image_io import Pixels, open_image, upright_rgb
 from nacre.data.image_io import load as decode
-from nacre.data.image_io import open_image, upright_rgb
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import Channels, Color, is_wide
 from nacre.predict.polygons import ClassMap, simplify, trace_rings
 from nacre.utils.io import save
-
-Pixels = npt.NDArray[np.uint8]
 
 AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
 """A file, a Pillow image, an array of height x width (x channels) or a tensor of channels x height

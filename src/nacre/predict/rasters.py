@@ -17,13 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from nacre.data.image_io import load, open_image
+from nacre.data.image_io import Pixels, load, open_image
 from nacre.errors import NacreError
 from nacre.labels.channels import Channels, is_wide
 from nacre.predict.polygons import ClassMap
 from nacre.utils.io import atomic_write
-
-Pixels = npt.NDArray[np.uint8]
 
 _TIFF = (".tif", ".tiff")
 _ORIENTATION = 274

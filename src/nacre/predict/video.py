@@ -5,12 +5,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from nacre.data.image_io import Pixels
 from nacre.errors import NacreError
 from nacre.utils.system import import_extra
-
-Pixels = npt.NDArray[np.uint8]
 
 _USUAL_RATE = Fraction(25)
 
