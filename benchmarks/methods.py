@@ -23,7 +23,7 @@ from nacre.data.dataset import Sample, StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import Growth, first_channels, from_background
 from nacre.methods import METHODS, Batch, Step
-from nacre.methods.components import shared_part
+from nacre.methods.components import shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.network import Network
@@ -107,7 +107,7 @@ def trainer_of(
     method.load_state(before.state())
     kept = network.state_dict() if config.fusion != "off" else {}
     weights_before = {key: value.clone() for key, value in kept.items()}
-    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
+    teacher = make_teacher(network, shared_modules_of(method)) if method.needs_teacher else None
     method.grow(network, new)
     step = GivenStep(growth, network, lambda: images(sum(old), sum(old) + new), len(old), train)
     step.teacher, step.weights_before = teacher, weights_before

@@ -10,7 +10,7 @@ from nacre.data.dataset import StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
-from nacre.methods.components import shared_part
+from nacre.methods.components import shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
@@ -98,7 +98,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held
         method.load_state(before.state())
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and not name.startswith(tuple(held)))
-    teacher = make_teacher(network, shared_part(method)) if method.needs_teacher else None
+    teacher = make_teacher(network, shared_modules_of(method)) if method.needs_teacher else None
     state = {key: value.clone() for key, value in network.state_dict().items()}
     method.grow(network, NEW)
     second = [random_images([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]

@@ -146,8 +146,8 @@ def update(network: nn.Module, teacher: Teacher, length: float) -> float:
 
 def its_backbone_is_told_apart(network: nn.Module) -> None:
     adapter = Adapter(network)
-    assert "backbone" in adapter.gives
-    part = adapter.pretrained_part
+    assert "backbone" in adapter.provides
+    part = adapter.backbone_or_none
     assert part is not None
     inside, score = {*part.parameters()}, {*scoring_layer(network, adapter._first).parameters()}
     assert inside

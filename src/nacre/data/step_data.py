@@ -221,14 +221,14 @@ class LabeledSet:
 
 
 @dataclass(frozen=True)
-class SeenPart:
+class ComparedSplit:
     """A split of a data set on which networks are compared.
 
     Attributes:
         set: The data set.
-        split: Which of its images.
-        is_test: Whether IoU is measured on them.
-        is_new: Whether they are the step's own, on which agreement is measured.
+        split: The split.
+        is_test: True if IoU is measured on it.
+        is_new: True if it is the step's own, on which agreement is measured.
     """
 
     set: LabeledSet
@@ -397,24 +397,27 @@ class LearnData:
         ]
         return TrainDataset(folders, self.config, self.seed)
 
-    def seen_parts(self) -> Iterator[SeenPart]:
-        """Yield what networks are compared on: test images, or training images where a step has
-        no others; of the folders given for testing their test images, or all if asked for."""
+    def compared_splits(self) -> Iterator[ComparedSplit]:
+        """Yield the splits on which networks are compared.
+
+        These are the test images of a step's folders, or their training images if they have none,
+        and the test images of the folders given for testing, or all of their images on request.
+        """
         for one in self.sets:
             has_tests = len(one.val_index) > 0
-            yield SeenPart(one, "val" if has_tests else "train", is_test=has_tests, is_new=True)
+            own: Split = "val" if has_tests else "train"
+            yield ComparedSplit(one, own, is_test=has_tests, is_new=True)
         for one in self.tests:
             splits: tuple[Split, ...] = ("train", "val") if one.is_whole else ("val",)
             for split in splits:
-                yield SeenPart(one, split, is_test=True, is_new=False)
+                yield ComparedSplit(one, split, is_test=True, is_new=False)
 
-    def eval_dataset(self, part: SeenPart, channels: Channels) -> EvalDataset:
-        """Return the images of a part, whole and all of them: what is tested does not depend on
-        what a network knows."""
-        one, whole = part.set, self.config.model_copy(update={"eval_mode": "full"})
+    def eval_dataset(self, compared: ComparedSplit, channels: Channels) -> EvalDataset:
+        """Return all images of a split, whole: a test does not depend on what a network knows."""
+        one, whole = compared.set, self.config.model_copy(update={"eval_mode": "full"})
         mapping = one.testing_mapping(channels, self.policy)
-        names = one.index(part.split).names
-        return EvalDataset(LabeledImages(one.source, names, mapping, part.split), whole)
+        names = one.index(compared.split).names
+        return EvalDataset(LabeledImages(one.source, names, mapping, compared.split), whole)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what is learned from what, to notice when it changes."""

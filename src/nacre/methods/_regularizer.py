@@ -50,7 +50,7 @@ class ParameterRegularizer(Method):
     """Cross-entropy and a penalty on what moves important parameters."""
 
     tunable = ("weight",)
-    needs = frozenset({"classifier"})
+    requires = frozenset({"classifier"})
     config: RegularizerConfig
 
     def __init__(self, config: MethodConfig, growth: Growth) -> None:

@@ -48,7 +48,7 @@ from nacre.methods.step import Batch, Judged, Step
 from nacre.models.classifier import Classifier, ExtraRow
 from nacre.models.config import ModelConfig
 from nacre.models.deeplab import DeepLab
-from nacre.models.network import Network, Output, Part
+from nacre.models.network import Capability, Network, Output
 from nacre.utils.config import Config
 
 __all__ = [
@@ -176,7 +176,7 @@ class Method:
     """True for joint training: all classes are learned in one step."""
     step_0: ClassVar[str] = "cross-entropy"
     """The loss that learns step 0: methods may share a step 0 only if theirs is the same."""
-    needs: frozenset[Part] = frozenset()
+    requires: frozenset[Capability] = frozenset()
     """What it asks of a network beside logits; not every external network gives it."""
     is_usable: bool = False
     """True if the network is of use already when updates begin (`begin_step`)."""
@@ -359,15 +359,15 @@ def require_teacher(teacher: Output | None) -> Output:
 
 
 def deeplab(network: Network) -> DeepLab:
-    """Return a network of ours: `needs` sees to it that there is no other."""
+    """Return the network as one of nacre's; `requires` ensures that it is one."""
     assert isinstance(network, DeepLab), type(network)
     return network
 
 
 def backbone_of(network: Network) -> nn.Module:
-    """Return the backbone of a network that has one apart: `needs` sees to it."""
-    assert network.pretrained_part is not None
-    return network.pretrained_part
+    """Return the backbone of a network; `requires` ensures that it has one."""
+    assert network.backbone_or_none is not None
+    return network.backbone_or_none
 
 
 def classifier_of(network: Network) -> Classifier:

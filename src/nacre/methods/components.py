@@ -47,7 +47,7 @@ from nacre.losses.pseudo_labels import (
 )
 from nacre.methods.base import Method, backbone_of, classifier_of, deeplab
 from nacre.methods.step import Batch, Step
-from nacre.models.network import Network, Output, Part, Shared
+from nacre.models.network import Capability, Network, Output, Shared
 from nacre.models.norm import ABN
 
 BINS = 10_000
@@ -56,10 +56,10 @@ BINS = 10_000
 NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
 
 
-def needs_of(method: Method) -> frozenset[Part]:
+def required_by(method: Method) -> frozenset[Capability]:
     """Return what a method and its components ask of a network beside logits."""
     config = method.config
-    wanted: set[Part] = set(method.needs)
+    wanted: set[Capability] = set(method.requires)
     if not method.learns_by_gradient:
         return frozenset(wanted)  # nothing learns that would have to be told apart
     if {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary":
@@ -69,7 +69,7 @@ def needs_of(method: Method) -> frozenset[Part]:
     return frozenset(wanted)
 
 
-def shared_part(method: Method) -> Shared:
+def shared_modules_of(method: Method) -> Shared:
     """Return up to where the student computes what its teacher does."""
     if not method.num_old or not method.freezes_backbone:
         return "nothing"
@@ -212,7 +212,7 @@ def fuse_(network: nn.Module, old: Mapping[str, Tensor], factor: float) -> None:
         NacreError: a tensor did not grow by rows alone; nothing was mixed.
     """
     mixed: set[object] = set()  # a tied tensor has several names, and is mixed once
-    for now, before in _old_parts(network, old):
+    for now, before in _old_slices(network, old):
         place = (now.data_ptr(), now.shape)
         if now.is_floating_point() and place not in mixed:
             now.lerp_(before.to(now), 1 - factor)
@@ -225,10 +225,10 @@ def check_fusible(network: nn.Module, old: Mapping[str, Tensor]) -> None:
     Raises:
         NacreError: a tensor of the old network did not grow by rows alone.
     """
-    _old_parts(network, old)
+    _old_slices(network, old)
 
 
-def _old_parts(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _old_slices(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     """Return what each old tensor has become, without new rows, and the old tensor.
 
     Rows come at the end of one dimension: the first, or the second of a transposed convolution.

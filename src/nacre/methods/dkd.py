@@ -46,7 +46,7 @@ SLOW_BACKBONE: dict[str, dict[str, Any]] = {
     "paper": {"backbone_lr_scale": 0.1},
 }
 """Presets of `train` for methods whose backbone learns at a tenth of the rate."""
-BASE_POSITIVE_WEIGHT = 2.0
+POSITIVE_WEIGHT_IN_STEP_0 = 2.0
 """The least weight of a class's own pixels in step 0."""
 
 
@@ -73,9 +73,9 @@ class DkdConfig(SigmoidConfig):
     init: NewRows = "auxiliary"
 
     @property
-    def base_positive_weight(self) -> float:
+    def positive_weight_in_step_0(self) -> float:
         """The weight of a class's own pixels in step 0."""
-        return max(self.positive_weight, BASE_POSITIVE_WEIGHT)
+        return max(self.positive_weight, POSITIVE_WEIGHT_IN_STEP_0)
 
 
 class SigmoidMethod(Method):
@@ -85,7 +85,7 @@ class SigmoidMethod(Method):
     uses_teacher = True
     # No sigmoid is sure of background, whose logit is 0; what no class is sure of stays background.
     unsure = "kept"
-    needs = frozenset({"classifier"})
+    requires = frozenset({"classifier"})
 
     def prepare(self, step: Step) -> None:
         """Make the background's logit 0 in step 0; no loss and no decay ever moves it."""
@@ -151,7 +151,7 @@ class Dkd(SigmoidMethod):
     def step_0_of(cls, config: MethodConfig) -> str:
         """Describe how step 0 is learned, with the weight of its positive pixels."""
         assert isinstance(config, DkdConfig)
-        return f"{super().step_0_of(config)}, positives x {config.base_positive_weight:g}"
+        return f"{super().step_0_of(config)}, positives x {config.positive_weight_in_step_0:g}"
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
         """Make only new rows decay after step 0."""
@@ -165,7 +165,7 @@ class Dkd(SigmoidMethod):
         """Return the cross-entropy of new classes and the distillations of old ones."""
         config, num_old = self.config, self.num_old
         if not num_old:
-            return self.logit_losses(batch, student, None, config.base_positive_weight)
+            return self.logit_losses(batch, student, None, config.positive_weight_in_step_0)
         teacher = require_teacher(teacher)
         losses = self.logit_losses(batch, student, teacher, config.positive_weight)
         positive, negative = self._decomposed(student, teacher)

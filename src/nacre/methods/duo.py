@@ -95,7 +95,7 @@ class Duo(Ledger):
     presets = {**Mib.presets, "small": {"weight": 10}}
     tunable = ("weight",)
     learns_by_gradient = True
-    needs = frozenset({"classifier"})
+    requires = frozenset({"classifier"})
     holds_out = True
     uses_teacher = True
     unsure = Mib.unsure

@@ -53,7 +53,7 @@ class Ilt(Method):
     }
     tunable = ("weight", "feature_weight")
     uses_teacher = True
-    needs = frozenset({"features"})
+    requires = frozenset({"features"})
     config: IltConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

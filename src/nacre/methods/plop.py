@@ -67,7 +67,7 @@ class Plop(Method):
     uses_teacher = True
     uses_stages = True
     weighs_images = True
-    needs = frozenset({"features", "stages"})
+    requires = frozenset({"features", "stages"})
     config: PodConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ class Ssul(Method):
     }
     presets = {"paper": {"branches": True}}
     step_0 = "binary cross-entropy with unknown"
-    needs = frozenset({"classifier"})
+    requires = frozenset({"classifier"})
     extra_rows = frozenset({"unknown"})
     unsure = "kept"
     config: SsulConfig

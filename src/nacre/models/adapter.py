@@ -38,7 +38,7 @@ from nacre.models.feature_maps import (
     watch,
 )
 from nacre.models.ledger import RestHead
-from nacre.models.network import Network, Output, Part
+from nacre.models.network import Capability, Network, Output
 from nacre.models.norm import keep_digits
 from nacre.models.probe import (
     example_images,
@@ -130,10 +130,10 @@ class Adapter(Network):
         return self.layers.num_classes + (self.background is None)
 
     @property
-    def gives(self) -> frozenset[Part]:
+    def provides(self) -> frozenset[Capability]:
         """Features where modules were named, a backbone where one can be told apart."""
-        named: list[Part] = ["features", "stages"] if self.stages else []
-        apart: list[Part] = ["backbone"] if self.pretrained_part is not None else []
+        named: list[Capability] = ["features", "stages"] if self.stages else []
+        apart: list[Capability] = ["backbone"] if self.backbone_or_none is not None else []
         return frozenset(named + apart)
 
     @property
@@ -142,7 +142,7 @@ class Adapter(Network):
         return self.model if getattr(self.config, "library", None) == "python" else None
 
     @property
-    def pretrained_part(self) -> nn.Module | None:
+    def backbone_or_none(self) -> nn.Module | None:
         """The base model, backbone or encoder in the library's words, without scoring layers."""
         name = self._backbone_name
         return self.model.get_submodule(name) if name else None

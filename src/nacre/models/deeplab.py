@@ -22,7 +22,7 @@ from nacre.models.classifier import Classifier
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import DEFAULT_STRIDE, AsppDecoder, LightDecoder, StageGrid
 from nacre.models.ledger import LedgerHead
-from nacre.models.network import Network, Output, Part, Shared
+from nacre.models.network import Capability, Network, Output, Shared
 from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
 from nacre.models.weights import find_weights, load_backbone
 from nacre.models.widen import Init
@@ -65,12 +65,12 @@ class DeepLab(Network):
         return self.classifier.num_classes
 
     @property
-    def gives(self) -> frozenset[Part]:
+    def provides(self) -> frozenset[Capability]:
         """Everything."""
-        return frozenset(get_args(Part))
+        return frozenset(get_args(Capability))
 
     @property
-    def pretrained_part(self) -> Backbone:
+    def backbone_or_none(self) -> Backbone:
         """The backbone."""
         return self.backbone
 
@@ -112,7 +112,7 @@ class DeepLab(Network):
     def _read_by_decoder(self, features: Tensor, stages: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(stages[i] for i in self.decoder.reads) or (features,)
 
-    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+    def shared_modules(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
         number = ("nothing", "backbone", "decoder").index(shared)
         parts: list[nn.Module] = [self.backbone, self.decoder]

@@ -21,7 +21,7 @@ from nacre.models.config import ModelConfig
 from nacre.models.ledger import LedgerHead, RestHead
 from nacre.models.widen import Init
 
-Part = Literal["features", "stages", "backbone", "classifier"]
+Capability = Literal["features", "stages", "backbone", "classifier"]
 """What some networks give and some methods need: features, those of stages, a backbone that can be
 frozen, or our `classifier`, in which the parameters of a step keep their names and shapes in later
 ones."""
@@ -112,12 +112,12 @@ class Network(nn.Module):
 
     @property
     @abstractmethod
-    def gives(self) -> frozenset[Part]:
+    def provides(self) -> frozenset[Capability]:
         """The parts that a method may ask for beside logits."""
 
     @property
     @abstractmethod
-    def pretrained_part(self) -> nn.Module | None:
+    def backbone_or_none(self) -> nn.Module | None:
         """The part that learns at the backbone's rate; None if it is not known."""
 
     @property
@@ -133,10 +133,10 @@ class Network(nn.Module):
         """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
         return copy.deepcopy(self).eval().requires_grad_(False)
 
-    def shared_parts(self, shared: Shared) -> list[nn.Module]:
+    def shared_modules(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""
         assert shared != "decoder", "of other networks nobody knows the decoder"
-        part = None if shared == "nothing" else self.pretrained_part
+        part = None if shared == "nothing" else self.backbone_or_none
         return [] if part is None else [part]
 
     def decode_again(self, output: Output, shared: Shared) -> Output | None:

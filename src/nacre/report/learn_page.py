@@ -109,8 +109,8 @@ def _read_some(data: LearnData) -> list[TestImage]:
     """Read images of every data set of a step, spread evenly, the same ones every time."""
     images: list[TestImage] = []
     each = max(1, MAX_CANDIDATES // len(data.sets))
-    for part in (part for part in data.seen_parts() if part.is_new):
-        dataset = data.eval_dataset(part, data.channels)
+    for one in (one for one in data.compared_splits() if one.is_new):
+        dataset = data.eval_dataset(one, data.channels)
         places = np.unique(np.linspace(0, len(dataset) - 1, min(each, len(dataset))).round())
         images += read_images(dataset, [int(place) for place in places])
     return images

@@ -69,7 +69,7 @@ def learn_config(
         start = find_model(given.start)
         written, info = {**written, "start": str(start)}, read_info(start)
         if not is_own_network(info.model):
-            has_backbone = "backbone" in load_model(start, network=network)[0].gives
+            has_backbone = "backbone" in load_model(start, network=network)[0].provides
     num_images = sum(len(source.index("train")) for _, source in open_folders(given.data))
     train = written.get("train")
     device = train.get("device", "auto") if isinstance(train, Mapping) else "auto"

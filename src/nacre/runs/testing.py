@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nacre.data.dataset import EvalDataset, EvalSample, eval_batches
-from nacre.data.step_data import LabeledSet, LearnData, ScenarioData, SeenPart
+from nacre.data.step_data import ComparedSplit, LabeledSet, LearnData, ScenarioData
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.metrics import (
     ConfusionMatrix,
@@ -227,7 +227,7 @@ class LearnTests:
     def measure(self, step: Step) -> dict[str, Any]:
         """Test the network after a step beside the start model."""
         start = self._start_predictor(step.dist.device)
-        total = sum(len(part.set.index(part.split)) for part in self._parts(start))
+        total = sum(len(compared.set.index(compared.split)) for compared in self._splits(start))
 
         def on_images(count: int) -> None:
             step.observe(ImagesTested(step.index, count, total))
@@ -262,8 +262,8 @@ class LearnTests:
         edges = info.edges if images.edges == "auto" else images.edges
         return replace(model_predictor(network, info), mirror=mirror, edges=edges)
 
-    def _parts(self, start: Predictor | None) -> Iterable[SeenPart]:
-        return (part for part in self.data.seen_parts() if part.is_test or start)
+    def _splits(self, start: Predictor | None) -> Iterable[ComparedSplit]:
+        return (compared for compared in self.data.compared_splits() if compared.is_test or start)
 
     def compare(
         self, predictor: Predictor, channels: Channels, start: Predictor | None, one_pass: Pass
@@ -272,17 +272,17 @@ class LearnTests:
         known, device = self.data.known if start else (), one_pass.dist.device
         tested: dict[str, _Tested] = {}
         agreement, num_new = torch.zeros(len(channels), len(channels), dtype=torch.int64), 0
-        for part in self._parts(start):
-            dataset = self.data.eval_dataset(part, channels)
+        for compared in self._splits(start):
+            dataset = self.data.eval_dataset(compared, channels)
             matrices = _Matrices(len(known), len(channels), device)
             one_pass.measure(predictor, dataset, matrices, start=start)
             after, before, both = matrices.compute()
-            if part.is_test:
-                row = tested.setdefault(part.set.name, _Tested(part.set))
+            if compared.is_test:
+                row = tested.setdefault(compared.set.name, _Tested(compared.set))
                 row.images += len(dataset)
-                row.training += len(dataset) if part.split == "train" else 0
+                row.training += len(dataset) if compared.split == "train" else 0
                 row.after, row.before = row.after + after, row.before + before
-            if part.is_new:
+            if compared.is_new:
                 agreement, num_new = agreement + both, num_new + len(dataset)
 
         def figures(when: str, channels: Channels) -> list[dict[str, Any]]:

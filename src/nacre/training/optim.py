@@ -100,7 +100,7 @@ def param_groups(network: Network, config: OptimConfig) -> list[ParamGroup]:
 def _backbone(network: Network, config: OptimConfig) -> list[nn.Parameter]:
     if config.backbone_lr_scale == 1:
         return []
-    part = network.pretrained_part
+    part = network.backbone_or_none
     if part is None:
         raise NacreError(
             f"train.backbone_lr_scale={config.backbone_lr_scale}: nacre does not know which "

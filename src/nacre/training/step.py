@@ -17,7 +17,7 @@ from nacre.errors import NacreError
 from nacre.evaluation.choose import choose_options, decide, known_options, open_options
 from nacre.labels.mapping import rows_for_loss
 from nacre.methods import Method, Step, find_method
-from nacre.methods.components import check_fusible, needs_of, shared_part
+from nacre.methods.components import check_fusible, required_by, shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.network import Network, Shared
 from nacre.training.events import Iterated, OptionsChosen, StepJudged, StepLearned
@@ -131,7 +131,7 @@ def _grow(method: Method, step: Step) -> None:
         state = network.state_dict()
         step.weights_before = {name: value.detach().clone() for name, value in state.items()}
     if method.needs_teacher:
-        step.teacher = make_teacher(network, shared_part(method))
+        step.teacher = make_teacher(network, shared_modules_of(method))
     method.grow(network, step.num_new)
     check_fusible(network, step.weights_before)
 
@@ -157,8 +157,8 @@ def _new_network(method: Method, step: Step) -> Network:
 
 def _check_needs(method: Method, network: Network) -> None:
     """Refuse a network that lacks what a method asks of it, before anything is learned."""
-    needs = needs_of(method)
-    missing = sorted(needs - network.gives) if needs else []
+    needs = required_by(method)
+    missing = sorted(needs - network.provides) if needs else []
     if not missing:
         return
     if "classifier" in missing:
@@ -178,7 +178,7 @@ def _check_needs(method: Method, network: Network) -> None:
 
 def make_teacher(network: Network, shared: Shared) -> Network:
     """Return a frozen copy of a network; what the student will not change is not copied."""
-    kept = network.shared_parts(shared)
+    kept = network.shared_modules(shared)
     teacher = copy.deepcopy(network, {id(module): module for module in kept}).eval()
     shared_parameters = {id(one) for module in kept for one in module.parameters()}
     for parameter in teacher.parameters():

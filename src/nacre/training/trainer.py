@@ -3,7 +3,7 @@
 Losses on targets are averaged over the pixels of the whole batch, over all its micro-batches and
 all processes, so that neither accumulation nor the number of processes changes the gradient. What
 does not learn has no backward pass; the teacher takes over the features of what it shares with the
-student (`shared_part`).
+student (`shared_modules_of`).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from nacre.data.dataset import Sample, train_batches
 from nacre.errors import NacreError, ReportedElsewhere
 from nacre.labels.channels import ignore_value
 from nacre.methods import Batch, Method, Step
-from nacre.methods.components import shared_part
+from nacre.methods.components import shared_modules_of
 from nacre.models.network import Network, Output
 from nacre.models.norm import synchronize_batch_norm
 from nacre.training.config import TrainConfig
@@ -232,7 +232,7 @@ class Trainer:
 
     def ask_teacher(self, images: Tensor, student: Output) -> Output | None:
         """Return what the teacher says; what it shares with the student is not computed again."""
-        teacher, shared = self.step.teacher, shared_part(self.method)
+        teacher, shared = self.step.teacher, shared_modules_of(self.method)
         if teacher is None:
             return None
         with torch.no_grad(), self._mixed():

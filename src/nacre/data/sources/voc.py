@@ -138,6 +138,6 @@ class Voc(FileSource):
     def _below(self, written: str) -> Path:
         """Find a path written in a list, which begins at VOC2012 or one of the folders above."""
         path = written.lstrip("/")
-        bases = (self.root, *list(self.root.parents)[:2])
-        found = (base / path for base in bases if (base / path).is_file())
+        folders = (self.root, *list(self.root.parents)[:2])
+        found = (folder / path for folder in folders if (folder / path).is_file())
         return next(found, self.root / path)
