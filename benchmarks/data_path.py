@@ -93,7 +93,7 @@ def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[],
             normalize.copy_(image).mul_(scale).add_(shift)
 
     def plain(mapping: bool) -> None:
-        channels = {label: int(images.mapping.table[label]) for label in CLASSES.new(1)}
+        channels = {label: int(images.mapping.lookup[label]) for label in CLASSES.new(1)}
         rng = np.random.default_rng(0)
         for name in names:
             straightforward(root, name, crop, channels if mapping else None, rng)

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from nacre.cli.app import PANELS, program
 from nacre.data import DATASETS
 from nacre.methods import METHODS
-from nacre.methods.table import ROWS
+from nacre.methods.catalog import ENTRIES
 from nacre.models.build import KINDS
 from nacre.training.config import LearnConfig, Recipe, RunConfig
 from nacre.utils.config import affects
@@ -86,7 +86,7 @@ def methods() -> Iterator[str]:
     """Yield the table of methods."""
     rows = [
         (f"`{name}`", one.title, one.summary, one.regularizes, one.paper)
-        for name, one in ROWS.items()
+        for name, one in ENTRIES.items()
     ]
     yield from table(("name", "in tables", "", "holds on to", "paper"), rows)
 

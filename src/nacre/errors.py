@@ -92,7 +92,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, word: str, known: Iterable[str]) -> NacreError:
-    """Return the error for a name that is not in an explicit table."""
+    """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return NacreError(
         f"unknown {kind} {shown(word)}{did_you_mean(word, names)}; known: {', '.join(names)}"

@@ -135,7 +135,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again(overlapped):
     method.load_state(method.state())
     method.step = replace(seen.step, overlapped=overlapped)
     seen.losses = method.losses(seen.batch, seen.student, seen.teacher)
-    stored = method.tables["statistics.count"]
+    stored = method.values["statistics.count"]
     counts = [0.0] * (OLD + 1)
     for images, targets in (random_images([0, 0, 3, 4, 255], 10 + i) for i in range(3)):
         with torch.no_grad():
@@ -146,7 +146,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again(overlapped):
         for c in range(OLD):
             counts[c] += int((said == c).sum())
         counts[-1] += cells.numel()
-    background = float(method.tables["statistics.background"])
+    background = float(method.values["statistics.background"])
     if overlapped:
         lacking = [max(0.0, float(n) - k) for n, k in zip(stored, counts[1:], strict=False)]
         r = max(0.0, background * (1 - 0.01 * NEW) / counts[0] - 0.5)
@@ -172,7 +172,7 @@ def test_star_draws_what_the_step_lacks_and_counts_background_again(overlapped):
     replayed = method.penalties(seen.step)["replay"]
     torch.manual_seed(3)
     names = [field.name for field in fields(FeatureStatistics)]
-    kept = FeatureStatistics(**{name: method.tables[f"statistics.{name}"] for name in names})
+    kept = FeatureStatistics(**{name: method.values[f"statistics.{name}"] for name in names})
     x = draw_features(kept, torch.tensor([int(one / 3) for one in lacking]), non_negative=True)
     rows = seen.step.network.classifier.rows[-1]
     logits = torch.einsum("pd,kd->pk", x, rows.weight.flatten(1)) + rows.bias
@@ -220,11 +220,11 @@ def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     trainer, _, samples = second_step("star")
     method, step = trainer.method, replace(trainer.step, overlapped=overlapped)
     method.step = step
-    before, seen = (method.tables[key].clone() for key in ("statistics.count", "seen.counts"))
-    background = float(method.tables["statistics.background"])
+    before, seen = (method.values[key].clone() for key in ("statistics.count", "seen.counts"))
+    background = float(method.values["statistics.background"])
     update(trainer, [samples[0]])
     method.end_step(step)
-    added = method.tables["statistics.count"][: OLD - 1] - before
+    added = method.values["statistics.count"][: OLD - 1] - before
     assert added.tolist() == (0 * seen[1:-1] if overlapped else seen[1:-1]).tolist()
     kept = 0.98 * background + seen[0] / 2 if overlapped else background + seen[0]
-    assert float(method.tables["statistics.background"]) == pytest.approx(float(kept))
+    assert float(method.values["statistics.background"]) == pytest.approx(float(kept))

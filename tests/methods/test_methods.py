@@ -7,7 +7,7 @@ import torch
 
 from nacre.cli.look import explain, methods_table
 from nacre.methods import METHODS, Method
-from nacre.methods.table import ROWS
+from nacre.methods.catalog import ENTRIES
 from nacre.models.io import find_model
 from nacre.runs.folder import RunFolder
 from nacre.runs.observers import read_events
@@ -146,11 +146,11 @@ def test_the_table_is_true_and_readable(name, capsys):
     assert method.Config().name == name
     assert issubclass(method, Method)
     console = Console(width=100)
-    console.print(methods_table(ROWS))
-    console.print(explain(method, ROWS[name]))
+    console.print(methods_table(ENTRIES))
+    console.print(explain(method, ENTRIES[name]))
     shown = capsys.readouterr().out
     assert name in shown
-    assert ROWS[name].title in shown
+    assert ENTRIES[name].title in shown
     for key in method.Config.model_fields:
         assert key in {"name", *method.Config.refused} or key in shown
 

@@ -65,15 +65,15 @@ def learn(name, change_at=None):
     At ``change_at`` = (step, iteration) another object of the method goes on from the state, as
     after an interruption.
     """
-    kind = METHODS[name]
-    config = kind.Config(weight=WEIGHTS[name])
+    key = METHODS[name]
+    config = key.Config(weight=WEIGHTS[name])
     network, state, states, penalties = Small(), {}, [], []
     for index, count in enumerate(STEPS):
         network.grow(count)
         step = step_of(network, index)
 
         def make(step=step, state=state):
-            method = kind(config, step.growth)
+            method = key(config, step.growth)
             if state:
                 method.load_state({key: value.clone() for key, value in state.items()})
             method.begin_step(step)

@@ -46,13 +46,13 @@ def test_targets_have_as_many_bits_as_the_classes_need():
     space = LabelSpace({label: f"class-{label}" for label in range(1, CLASSES + 1)}, ignored=65535)
     table = ClassSchedule(space, (tuple(range(1, 255)), tuple(range(255, CLASSES + 1))))
     policy = LabelPolicy(border="ignored")
-    few, many = (table.training_mapping(step, policy).table for step in (0, 1))
+    few, many = (table.training_mapping(step, policy).lookup for step in (0, 1))
     assert few.dtype == np.uint8
     assert few[65535] == ignore_value(few) == 255
     assert many.dtype == np.int16
     assert many[255] == 255, "a class like any other"
     assert many[65535] == ignore_value(many) == -1
-    assert table.testing_mapping(1, policy).table[CLASSES] == CLASSES
+    assert table.testing_mapping(1, policy).lookup[CLASSES] == CLASSES
 
 
 @pytest.mark.parametrize("method", ["mib", "lwf-mc"])

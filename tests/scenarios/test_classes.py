@@ -41,15 +41,15 @@ def test_testing_ignores_what_is_not_learned_yet_or_counts_it_as_background():
 def test_unlabeled_background_does_not_count_in_tests():
     space = LabelSpace({1: "a", 2: "b"}, 0, None, ignore_background_in_tests=True)
     table = ClassSchedule(space, ((1,), (2,)))
-    assert table.testing_mapping(1, PAPER).table[:3].tolist() == [IGNORE_INDEX, 1, 2]
-    assert table.training_mapping(1, PAPER).table[:3].tolist() == [0, 0, 2]
+    assert table.testing_mapping(1, PAPER).lookup[:3].tolist() == [IGNORE_INDEX, 1, 2]
+    assert table.training_mapping(1, PAPER).lookup[:3].tolist() == [0, 0, 2]
 
 
 def test_data_without_background_maps_the_rest_to_channel_0():
     space = LabelSpace({0: "sky", 1: "road", 2: "car"}, background=None, ignored=11)
     table = ClassSchedule(space, ((1,), (0, 2)))
-    assert table.training_mapping(0, PAPER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
-    assert table.testing_mapping(0, LATER).table[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
+    assert table.training_mapping(0, PAPER).lookup[[0, 1, 2, 11]].tolist() == [0, 1, 0, 0]
+    assert table.testing_mapping(0, LATER).lookup[[0, 1, 2, 11]].tolist() == [0, 1, 0, IGNORE_INDEX]
     assert table.names(1) == ("background", "road", "sky", "car")
 
 
@@ -78,9 +78,9 @@ def test_a_background_without_a_label_has_no_class_color():
 def test_labels_of_an_earlier_step_become_targets_of_the_later_ones_width() -> None:
     space = LabelSpace({label: f"class {label}" for label in range(1, 301)}, ignored=1000)
     classes = ClassSchedule(space, (tuple(range(1, 201)), tuple(range(201, 301))))
-    assert classes.training_mapping(0, LATER).table.dtype == np.uint8
-    table = classes.training_mapping(0, LATER, at=1).table
-    assert table.dtype == classes.training_mapping(1, LATER).table.dtype == np.int16
+    assert classes.training_mapping(0, LATER).lookup.dtype == np.uint8
+    table = classes.training_mapping(0, LATER, at=1).lookup
+    assert table.dtype == classes.training_mapping(1, LATER).lookup.dtype == np.int16
     assert table[200] == 200
     assert table[201] == 0, "a class of the later step is background in an earlier one's image"
     assert table[1000] == -1

@@ -72,7 +72,7 @@ def test_a_loss_scale_and_clipping_wait_for_nothing(device, name):
     train = {"precision": "float16", "grad_clip_norm": 1.0}
     trainer, _, samples = second_step(name, "iabn", dist=CUDA, count=1, train=train)
     if name == "rw":  # the walk takes a step in every tenth update
-        trainer.method.tables["count"]["iterations"].fill_(9)
+        trainer.method.values["count"]["iterations"].fill_(9)
     assert waits_of_updates(device, trainer, samples) == {}
     assert any(name.startswith("_fused_sgd") for name in device.kernels)
 

@@ -146,8 +146,8 @@ def test_what_is_loaded_lies_in_memory_as_its_parameter_does() -> None:
         momentum = again.optimizer.state[parameter]["momentum_buffer"]
         assert momentum.stride() == parameter.stride()
         assert torch.equal(momentum, state[f"optimizer.momentum_buffer.{name}"])
-        if name in again.method.tables["omega"]:
-            assert again.method.tables["omega"][name].stride() == parameter.stride()
+        if name in again.method.values["omega"]:
+            assert again.method.values["omega"][name].stride() == parameter.stride()
     images, targets = random_images([0, 3], 1)
     update(trainer, [(images, targets)])
     update(again, [(images, targets)])

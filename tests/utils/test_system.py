@@ -11,8 +11,8 @@ from nacre.data import DATASETS, find_dataset, open_source
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.export import EXPORTS, find_export
-from nacre.methods import METHODS, all_rows, find_method
-from nacre.methods.table import ROWS
+from nacre.methods import METHODS, all_entries, find_method
+from nacre.methods.catalog import ENTRIES
 from nacre.models.build import KINDS, find_kind
 from nacre.utils.system import import_extra
 
@@ -96,9 +96,9 @@ def test_the_list_of_methods_has_those_of_others_and_passes_over_broken_ones(mon
     points = [Point(name, lambda: METHODS["ft"]) for name in ("mine", "mib")]
     points.append(Point("bad", broken))
     monkeypatch.setattr("nacre.utils.system.entry_points", lambda group: points)
-    assert set(all_rows()) == {*ROWS, "mine"}
-    assert all_rows()["mib"] == ROWS["mib"], "a name of ours stays ours"
-    assert all_rows()["mine"].summary.startswith("Cross-entropy alone")
+    assert set(all_entries()) == {*ENTRIES, "mine"}
+    assert all_entries()["mib"] == ENTRIES["mib"], "a name of ours stays ours"
+    assert all_entries()["mine"].summary.startswith("Cross-entropy alone")
     assert "'bad' cannot be loaded from elsewhere:bad: ImportError: no module" in caplog.text
 
 

@@ -16,7 +16,7 @@ from nacre.errors import NacreError
 
 if TYPE_CHECKING:
     from nacre.methods import Method
-    from nacre.methods.table import MethodRow
+    from nacre.methods.catalog import MethodEntry
 
 CONFIGURED = ("learn", "run", "tune", "grid", "demo")
 """The commands that have a config."""
@@ -27,9 +27,9 @@ def methods(
     name: Annotated[str | None, argument("NAME", "Method to explain. Default: list all.")] = None,
 ) -> None:
     """List the methods, or explain one with its equations and options."""
-    from nacre.methods import all_rows, find_method, find_row
+    from nacre.methods import all_entries, find_entry, find_method
 
-    shown = explain(find_method(name), find_row(name)) if name else methods_table(all_rows())
+    shown = explain(find_method(name), find_entry(name)) if name else methods_table(all_entries())
     app.make_console().print(shown)
 
 
@@ -59,7 +59,7 @@ def config(
         wanted.invoke(wanted.make_context(name, context.args, parent=context.parent))
 
 
-def methods_table(rows: "Mapping[str, MethodRow]") -> RenderableType:
+def methods_table(entries: "Mapping[str, MethodEntry]") -> RenderableType:
     """Return all methods as a table."""
     caption = (
         "`nacre methods NAME` shows the equations and the config keys of one. The default is duo "
@@ -68,17 +68,17 @@ def methods_table(rows: "Mapping[str, MethodRow]") -> RenderableType:
     table = Table(title="methods", title_justify="left", caption=caption, caption_justify="left")
     for column in ("name", "in tables", "what it does", "paper"):
         table.add_column(column)
-    for name, row in rows.items():
-        table.add_row(name, row.title, row.summary, row.paper)
+    for name, entry in entries.items():
+        table.add_row(name, entry.title, entry.summary, entry.paper)
     return table
 
 
-def explain(method: "type[Method]", row: "MethodRow") -> RenderableType:
+def explain(method: "type[Method]", entry: "MethodEntry") -> RenderableType:
     """Return a method's description, its equations and its config keys."""
     from nacre.methods import MethodConfig
 
-    about = inspect.getdoc(sys.modules[method.__module__]) or row.summary
-    title = Text(f"{method.name}: {row.summary}", "bold")
+    about = inspect.getdoc(sys.modules[method.__module__]) or entry.summary
+    title = Text(f"{method.name}: {entry.summary}", "bold")
     options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
     for column in ("key", "default", "what it is"):
         options.add_column(column)
@@ -87,7 +87,7 @@ def explain(method: "type[Method]", row: "MethodRow") -> RenderableType:
         if key != "name" and key not in method.Config.refused:
             value = ", ".join(field.default) if key == "freeze" else str(field.default)
             options.add_row(key, value, field.description)
-    return Group(title, Text(_join_lines(about)), Text(f"\nPaper: {row.paper}"), options)
+    return Group(title, Text(_join_lines(about)), Text(f"\nPaper: {entry.paper}"), options)
 
 
 def _join_lines(text: str) -> str:

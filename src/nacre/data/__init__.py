@@ -1,6 +1,6 @@
 """Data sets, their index, and the way from an image to a batch.
 
-A data set from another package joins the table through the entry point group ``nacre.data`` (name =
+A data set of another package is registered by the entry point group ``nacre.data`` (name =
 the data set's name, object = a `DataSet`).
 """
 
@@ -13,7 +13,7 @@ from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.labels.mapping import Border
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask
-from nacre.utils.system import find_row
+from nacre.utils.system import find_entry
 
 __all__ = [
     "DATASETS",
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DataSet:
-    """A row of the table of data sets.
+    """A data set.
 
     Attributes:
         about: What it is, for people.
@@ -92,7 +92,7 @@ DATASETS: dict[str, DataSet] = {
 
 def find_dataset(name: str, where: str = "data set") -> DataSet:
     """Return a data set by name; `where` says what names it, if that is unknown."""
-    return find_row(DATASETS, name, "nacre.data", DataSet, "data set", where)
+    return find_entry(DATASETS, name, "nacre.data", DataSet, "data set", where)
 
 
 def open_source(config: DataConfig) -> Source:

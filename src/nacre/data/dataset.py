@@ -90,8 +90,8 @@ class TrainDataset(Dataset[Sample]):
         one, view = self.folders[number], self.config.view_of(epoch)
         rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
         # What is beside the image is ignored, whatever the border's convention is.
-        pad, table = one.mapping.ignored, one.mapping.table
-        pixels, targets = train_sample(*one.read(name), self.config, rng, pad=pad, table=table)
+        pad, lookup = one.mapping.ignored, one.mapping.lookup
+        pixels, targets = train_sample(*one.read(name), self.config, rng, pad=pad, lookup=lookup)
         return torch.from_numpy(pixels), torch.from_numpy(targets), torch.tensor(number)
 
     @property

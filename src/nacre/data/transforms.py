@@ -33,7 +33,7 @@ from pydantic import Field
 
 from nacre.data.image_io import Mask, Pixels, load
 from nacre.errors import NacreError
-from nacre.labels.mapping import LabelTable, map_labels
+from nacre.labels.mapping import LabelArray, map_labels
 from nacre.utils.config import Config
 
 Sample = tuple[Pixels, Mask]
@@ -181,7 +181,7 @@ def train_sample(
     config: ImagesConfig,
     rng: np.random.Generator,
     pad: int,
-    table: LabelTable | None = None,
+    lookup: LabelArray | None = None,
 ) -> Sample:
     """Cut a random square out of an image and its mask.
 
@@ -191,7 +191,7 @@ def train_sample(
         config: How to cut.
         rng: The only source of chance.
         pad: The label beside the image, where the crop is larger than the image.
-        table: Maps labels to targets, of which `pad` is one then.
+        lookup: Maps labels to targets, of which `pad` is one then.
 
     Returns:
         The image (3, crop, crop) and the labels or channels (crop, crop).
@@ -206,7 +206,7 @@ def train_sample(
         place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
     labels = _nearest(mask, place)
-    labels = labels if table is None else map_labels(labels, table)
+    labels = labels if lookup is None else map_labels(labels, lookup)
     pixels = _on_canvas(_scale(image, box, place), place, config.crop_size, _FILL)
     labels = _on_canvas(labels, place, config.crop_size, pad)
     return config.augment.apply(pixels, labels, rng)

@@ -1,6 +1,6 @@
-"""Forms in which models are taken elsewhere; the ending of the file says which.
+"""Export formats; the ending of the file chooses one.
 
-A form of another package joins the table through the entry point group ``nacre.export`` (name = the
+A form of another package is registered by the entry point group ``nacre.export`` (name = the
 ending of its files without the dot, object = an `ExportFormat`).
 """
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from nacre.export.onnx_file import Form, NamedModel, write_onnx
 from nacre.export.page import write_page
 from nacre.utils.io import check_can_write
-from nacre.utils.system import find_row
+from nacre.utils.system import find_entry
 
 __all__ = ["EXPORTS", "ExportFormat", "Form", "NamedModel", "export_models", "find_export"]
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A row of the table of forms.
+    """An export format.
 
     Attributes:
         about: What it is, for people.
@@ -40,7 +40,7 @@ def find_export(out: Path) -> ExportFormat:
     """Return the form that the ending of a file asks for, if the file can be written."""
     check_can_write(out)
     ending, where = out.suffix[1:].lower(), f"ending of the exported file {out}:"
-    return find_row(EXPORTS, ending, "nacre.export", ExportFormat, "export", where)
+    return find_entry(EXPORTS, ending, "nacre.export", ExportFormat, "export", where)
 
 
 def export_models(

@@ -2,7 +2,7 @@
 
 A data set labels some of the classes that a model has channels for. Its other pixels are labeled
 background, and in truth they may be any class that it does *not* label: the paper's background
-shift. A mapping says both, for training and for testing, by one table of rules (`LabelPolicy`):
+shift. A mapping says both, for training and for testing, by one set of rules (`LabelPolicy`):
 
     pixels labeled ...                      in training              in testing
     255 (not annotated)                     labels.border            ignored
@@ -34,7 +34,7 @@ from nacre.utils.config import AFTER_STEP_0, Config
 NUM_LABELS = 65_536
 """Values that a mask of 16 bits can hold."""
 
-LabelTable = npt.NDArray[Any]
+LabelArray = npt.NDArray[Any]
 """The target by label value; its type is that of the targets."""
 
 Border = Literal["background", "ignored"]
@@ -68,12 +68,12 @@ class LabelMapping:
 
     Attributes:
         channels: Of the model.
-        table: Target by label value, in the type of the model's targets.
+        lookup: Target by label value, in the type of the model's targets.
         may_be: C,C, bool: whether a pixel whose target is y may in truth be c; itself always.
     """
 
     channels: Channels
-    table: LabelTable
+    lookup: LabelArray
     may_be: npt.NDArray[np.bool_]
 
     @property
@@ -87,9 +87,9 @@ class LabelMapping:
         pairs = zip(self.channels.names[1:], self.may_be[0, 1:], strict=True)
         return [name for name, hides in pairs if hides]
 
-    def apply(self, mask: npt.NDArray[np.integer]) -> LabelTable:
+    def apply(self, mask: npt.NDArray[np.integer]) -> LabelArray:
         """Return the targets of a mask."""
-        return map_labels(mask, self.table)
+        return map_labels(mask, self.lookup)
 
     def fold(self, confusion: Any) -> Any:
         """Count a prediction of what a target may in truth be as a prediction of that target.
@@ -118,12 +118,12 @@ def mapping_for_training(
         policy: What to do with what has no channel.
         labeled: The model's name of each class that the data label, by label.
     """
-    table = np.zeros(NUM_LABELS, target_dtype(len(channels)))
-    mapping = LabelMapping(channels, table, _may_be(channels, labeled, policy.unlabeled))
+    lookup = np.zeros(NUM_LABELS, target_dtype(len(channels)))
+    mapping = LabelMapping(channels, lookup, _may_be(channels, labeled, policy.unlabeled))
     for label, name in labeled.items():
-        table[label] = channels.of.get(name, 0)
+        lookup[label] = channels.of.get(name, 0)
     if policy.border == "ignored" and space.ignored is not None:
-        table[space.ignored] = mapping.ignored
+        lookup[space.ignored] = mapping.ignored
     return mapping
 
 
@@ -143,17 +143,17 @@ def mapping_for_tests(
         labeled: The model's name of each class that the data label, by label.
         never: Labels of classes that no step ever learns: they are background by definition.
     """
-    table = np.zeros(NUM_LABELS, target_dtype(len(channels)))
-    mapping = LabelMapping(channels, table, _may_be(channels, labeled, "hidden"))
-    table[:] = mapping.ignored if policy.unseen == "ignored" else 0
+    lookup = np.zeros(NUM_LABELS, target_dtype(len(channels)))
+    mapping = LabelMapping(channels, lookup, _may_be(channels, labeled, "hidden"))
+    lookup[:] = mapping.ignored if policy.unseen == "ignored" else 0
     for label, name in labeled.items():
         if name in channels.of:
-            table[label] = channels.of[name]
-    table[list(never)] = 0
+            lookup[label] = channels.of[name]
+    lookup[list(never)] = 0
     if space.background is not None:
-        table[space.background] = mapping.ignored if space.ignore_background_in_tests else 0
+        lookup[space.background] = mapping.ignored if space.ignore_background_in_tests else 0
     if space.ignored is not None:
-        table[space.ignored] = mapping.ignored
+        lookup[space.ignored] = mapping.ignored
     return mapping
 
 
@@ -197,7 +197,7 @@ def rows_for_loss(
     return None if (rows == usual).all() else rows
 
 
-def map_labels(mask: npt.NDArray[np.integer], table: LabelTable) -> LabelTable:
-    """Map a mask of labels to targets by one table look-up."""
-    # `take` is faster than indexing, and faster still from a table of the bytes alone.
-    return table[:256].take(mask) if mask.dtype == np.uint8 else table.take(mask)
+def map_labels(mask: npt.NDArray[np.integer], lookup: LabelArray) -> LabelArray:
+    """Map a mask of labels to targets by one look-up."""
+    # `take` is faster than indexing, and faster still from a lookup of the bytes alone.
+    return lookup[:256].take(mask) if mask.dtype == np.uint8 else lookup.take(mask)

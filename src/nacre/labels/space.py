@@ -177,7 +177,7 @@ def _class_names(classes: Any) -> dict[int, str]:
     if isinstance(classes, list):
         classes = dict(enumerate(classes, start=1))
     if not isinstance(classes, dict) or not classes:
-        raise NacreError("`classes` must be a table of label: name, or a list of names")
+        raise NacreError("`classes` must be a mapping of label: name, or a list of names")
     names = {}
     for label, name in classes.items():
         if not isinstance(name, str) or not name.strip():
@@ -208,7 +208,7 @@ def _label(value: Any, what: str) -> int:
 
 def _colors(space: LabelSpace, colors: Any) -> dict[int, tuple[int, int, int]]:
     if not isinstance(colors, dict):
-        raise NacreError("`colors` must be a table of class (name or label): [red, green, blue]")
+        raise NacreError("`colors` must be a mapping of class (name or label): [red, green, blue]")
     found = {}
     for key, value in colors.items():
         if isinstance(key, bool) or not isinstance(key, str | int):

@@ -85,7 +85,7 @@ class Sums:
 
 
 def join(parts: Iterable[Sums]) -> Sums:
-    """Return the rows of several tables, one after another."""
+    """Return the rows of several sums, one after another."""
     columns = [part.tensors() for part in parts]
     return Sums(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
 

@@ -1,7 +1,7 @@
-"""The methods, one file each, and the table that names them.
+"""The methods, one file each, and the catalog that names them.
 
-A method from another package joins the table through the entry point group ``nacre.methods``
-(name = the method's name, object = its class); one test file runs over the whole table. A method,
+A method of another package is registered by the entry point group ``nacre.methods``
+(name = the method's name, object = its class); one test file runs over all of them. A method,
 and torch with it, is imported when it is first asked for: a list of all is shown at once.
 """
 
@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 from nacre.errors import NacreError, unknown_name
-from nacre.methods.table import ROWS, MethodRow
+from nacre.methods.catalog import ENTRIES, MethodEntry
 from nacre.utils.system import load_registered, registered
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ __all__ = [
     "MethodConfig",
     "ParamGroup",
     "Step",
-    "all_rows",
+    "all_entries",
+    "find_entry",
     "find_method",
-    "find_row",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -42,15 +42,15 @@ class _Methods(Mapping[str, "type[Method]"]):
     """Our methods by name, each imported when it is asked for."""
 
     def __getitem__(self, name: str) -> "type[Method]":
-        module, _, kind = ROWS[name].place.partition(":")
+        module, _, kind = ENTRIES[name].place.partition(":")
         found: type[Method] = getattr(import_module(module), kind)
         return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(ROWS)
+        return iter(ENTRIES)
 
     def __len__(self) -> int:
-        return len(ROWS)
+        return len(ENTRIES)
 
 
 METHODS = _Methods()
@@ -62,37 +62,37 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module("nacre.methods.base"), name)
 
 
-def all_rows() -> dict[str, MethodRow]:
+def all_entries() -> dict[str, MethodEntry]:
     """Return our methods and those that installed packages register, as far as these load."""
-    found = dict(ROWS)
-    for name, point in registered(GROUP, ROWS).items():
+    found = dict(ENTRIES)
+    for name, point in registered(GROUP, ENTRIES).items():
         try:
-            found[name] = _row(_load(point))
+            found[name] = _entry(_load(point))
         except NacreError as error:
             _LOG.warning("%s", error)
     return found
 
 
-def find_row(name: str) -> MethodRow:
+def find_entry(name: str) -> MethodEntry:
     """Return how lists and tables name a method."""
-    return ROWS[name] if name in ROWS else _row(find_method(name))
+    return ENTRIES[name] if name in ENTRIES else _entry(find_method(name))
 
 
 def find_method(name: str) -> "type[Method]":
     """Return a method by name; what other packages register is loaded only when it is meant."""
-    if name in ROWS:
+    if name in ENTRIES:
         return METHODS[name]
-    others = registered(GROUP, ROWS)
+    others = registered(GROUP, ENTRIES)
     if name not in others:
-        raise unknown_name("method", name, [*ROWS, *others])
+        raise unknown_name("method", name, [*ENTRIES, *others])
     return _load(others[name])
 
 
-def _row(method: "type[Method]") -> MethodRow:
+def _entry(method: "type[Method]") -> MethodEntry:
     """Return a method of another package: its docstring says what it does."""
     summary = (inspect.getdoc(method) or "").partition("\n")[0].removesuffix(".")
     place = f"{method.__module__}:{method.__name__}"
-    return MethodRow(place, method.name, summary, regularizes="", paper="")
+    return MethodEntry(place, method.name, summary, regularizes="", paper="")
 
 
 def _load(point: EntryPoint) -> "type[Method]":

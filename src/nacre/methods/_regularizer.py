@@ -18,7 +18,7 @@ below it; with ten times the rate take a tenth of the weight, as `nacre learn` a
 do: more lets the penalty overshoot until nothing is finite. (AdamW, as in the preset `small`,
 divides by the size of the gradient and does not.)
 
-What a method remembers are tables: a tensor for each parameter, by the parameter's name. All of
+A method remembers tensors by the names of the parameters they belong to. All of
 them go into a checkpoint; those in `persistent_state` remain at the end of a step.
 """
 
@@ -34,7 +34,7 @@ from nacre.labels.channels import Growth
 from nacre.methods.base import Method, MethodConfig, Step
 from nacre.models.network import Network
 
-Table = dict[str, Tensor]
+NamedTensors = dict[str, Tensor]
 
 FISHER_SHARE = 0.9
 """Share of the present gradient in the running Fisher information."""
@@ -55,13 +55,13 @@ class ParameterRegularizer(Method):
 
     def __init__(self, config: MethodConfig, growth: Growth) -> None:
         super().__init__(config, growth)
-        self.tables: dict[str, Table] = {}
+        self.values: dict[str, NamedTensors] = {}
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
         """Return the weighted squares of how far the old parameters have moved."""
-        if "omega" not in self.tables:
+        if "omega" not in self.values:
             return {}
-        omega, anchor = self.tables["omega"], self.tables["anchor"]
+        omega, anchor = self.values["omega"], self.values["anchor"]
         held = {
             name: parameter
             for name, parameter in step.network.named_parameters()
@@ -74,38 +74,38 @@ class ParameterRegularizer(Method):
         )
         return {self.name: self.config.weight * total}
 
-    def hold(self, step: Step, omega: Table) -> None:
+    def hold(self, step: Step, omega: NamedTensors) -> None:
         """Hold the old parameters where they are now, each by its importance."""
         parameters = trainable_parameters(step.network)
-        self.tables["omega"] = omega
-        self.tables["anchor"] = copy_table({k: v for k, v in parameters.items() if k in omega})
+        self.values["omega"] = omega
+        self.values["anchor"] = clone_tensors({k: v for k, v in parameters.items() if k in omega})
 
     def end_step(self, step: Step) -> None:
         """Forget what only this step needed."""
-        self.tables = {kind: self.tables[kind] for kind in self.persistent_state}
+        self.values = {key: self.values[key] for key in self.persistent_state}
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tables as one."""
+        """Return all tensors under one name each."""
         return {
-            f"{kind}.{name}": value
-            for kind, table in self.tables.items()
-            for name, value in table.items()
+            f"{key}.{name}": value
+            for key, tensors in self.values.items()
+            for name, value in tensors.items()
         }
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the tables back, each to where it belongs."""
-        # A table that is empty, as a score is in step 0, leaves no trace in a state.
-        self.tables = {kind: {} for kind in self.persistent_state}
+        """Restore the tensors."""
+        # An empty entry, such as a score in step 0, leaves no trace in a state.
+        self.values = {key: {} for key in self.persistent_state}
         for key, value in state.items():
-            kind, _, name = key.partition(".")
-            self.tables.setdefault(kind, {})[name] = value
+            key, _, name = key.partition(".")
+            self.values.setdefault(key, {})[name] = value
 
-    def require_state(self, kind: str) -> Table:
+    def require_state(self, key: str) -> NamedTensors:
         """Return what the steps before collected; there is nothing before step 0."""
-        found = self.tables.get(kind, {})
+        found = self.values.get(key, {})
         if self.num_old and not found:
             raise NacreError(
-                f"{self.name} needs {kind!r} of the steps before this one, and their model has "
+                f"{self.name} needs {key!r} of the steps before this one, and their model has "
                 f"none: learn step 0 with {self.name} too"
             )
         return found
@@ -120,7 +120,7 @@ class _WeightedSquares(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: list[Tensor], omega: list[Tensor], *theta: Tensor) -> Tensor:
         ctx.save_for_backward(*theta)
-        ctx.tables = anchor, omega
+        ctx.remembered = anchor, omega
         moved = torch._foreach_sub(theta, anchor)
         torch._foreach_mul_(moved, moved)
         torch._foreach_mul_(moved, omega)
@@ -128,14 +128,14 @@ class _WeightedSquares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        anchor, omega = ctx.tables
+        anchor, omega = ctx.remembered
         moved = torch._foreach_sub(ctx.saved_tensors, anchor)
         torch._foreach_mul_(moved, omega)
         torch._foreach_mul_(moved, 2 * grads[0])
         return None, None, *moved
 
 
-def trainable_parameters(network: Network) -> Table:
+def trainable_parameters(network: Network) -> NamedTensors:
     """Return the parameters that are learned, without their history."""
     return {
         name: parameter.detach()
@@ -151,14 +151,14 @@ def with_gradients(network: Network) -> tuple[list[str], list[Tensor], list[Tens
     return [name for name, _ in found], [one.detach() for _, one in found], gradients
 
 
-def rows_of(table: Table, names: Sequence[str]) -> list[Tensor]:
+def rows_of(tensors: NamedTensors, names: Sequence[str]) -> list[Tensor]:
     """Return the tensors of some parameters."""
-    return [table[name] for name in names]
+    return [tensors[name] for name in names]
 
 
-def copy_table(table: Table) -> Table:
-    """Return a table of copies."""
-    return {name: value.clone() for name, value in table.items()}
+def clone_tensors(tensors: NamedTensors) -> NamedTensors:
+    """Return copies of tensors by name."""
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def normalize(importance: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def normalize(importance: Tensor) -> Tensor:
     return (importance - low).div_(high - low + 1e-8)
 
 
-def begin_fisher(fisher: Table, network: Network) -> Table:
+def begin_fisher(fisher: NamedTensors, network: Network) -> NamedTensors:
     """Return the running Fisher information at the start of a step: 1 for new parameters."""
     new = {
         name: value for name, value in trainable_parameters(network).items() if name not in fisher
@@ -175,7 +175,7 @@ def begin_fisher(fisher: Table, network: Network) -> Table:
     return fisher | {name: torch.ones_like(value) for name, value in new.items()}
 
 
-def update_fisher(fisher: Table, network: Network) -> None:
+def update_fisher(fisher: NamedTensors, network: Network) -> None:
     """F <- 0.9 g^2 + 0.1 F, with the gradient g of a batch."""
     names, _, gradients = with_gradients(network)
     if names:

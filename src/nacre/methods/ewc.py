@@ -50,11 +50,11 @@ class Ewc(ParameterRegularizer):
     def begin_step(self, step: Step) -> None:
         """Freeze the importance found so far, and go on measuring it."""
         fisher = self.require_state("fisher")
-        self.tables = {"fisher": begin_fisher(fisher, step.network)}
+        self.values = {"fisher": begin_fisher(fisher, step.network)}
         if self.num_old:
             self.hold(step, {name: normalize(value) for name, value in fisher.items()})
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
         """Count a batch."""
-        update_fisher(self.tables["fisher"], step.network)
+        update_fisher(self.values["fisher"], step.network)

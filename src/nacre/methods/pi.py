@@ -25,7 +25,7 @@ from pydantic import Field
 from nacre.methods._regularizer import (
     ParameterRegularizer,
     RegularizerConfig,
-    copy_table,
+    clone_tensors,
     normalize,
     rows_of,
     trainable_parameters,
@@ -56,14 +56,14 @@ class Pi(ParameterRegularizer):
         """Freeze the score found so far, and begin a path."""
         score = self.require_state("score")
         parameters = trainable_parameters(step.network)
-        self.tables = {
+        self.values = {
             "score": score,
-            "anchor": copy_table(parameters),
-            "previous": copy_table(parameters),
+            "anchor": clone_tensors(parameters),
+            "previous": clone_tensors(parameters),
             "path": {name: torch.zeros_like(value) for name, value in parameters.items()},
         }
         if self.num_old:
-            self.tables["omega"] = {
+            self.values["omega"] = {
                 name: normalize(score[name]) for name, value in parameters.items() if name in score
             }
 
@@ -71,7 +71,7 @@ class Pi(ParameterRegularizer):
     def after_backward(self, step: Step) -> None:
         """Add to the path integral what the last update moved."""
         names, values, gradients = with_gradients(step.network)
-        path, previous = (rows_of(self.tables[kind], names) for kind in ("path", "previous"))
+        path, previous = (rows_of(self.values[key], names) for key in ("path", "previous"))
         if names:
             torch._foreach_sub_(previous, values)
             torch._foreach_addcmul_(path, gradients, previous)
@@ -80,7 +80,7 @@ class Pi(ParameterRegularizer):
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
         """Add this step's score to the earlier ones."""
-        path, start, score = (self.tables[kind] for kind in ("path", "anchor", "score"))
+        path, start, score = (self.values[key] for key in ("path", "anchor", "score"))
         for name, value in trainable_parameters(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
             found = path[name].div(moved).clamp_(min=0)

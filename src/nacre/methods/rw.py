@@ -29,7 +29,7 @@ from nacre.methods._regularizer import (
     ParameterRegularizer,
     RegularizerConfig,
     begin_fisher,
-    copy_table,
+    clone_tensors,
     normalize,
     rows_of,
     trainable_parameters,
@@ -63,11 +63,11 @@ class Rw(ParameterRegularizer):
         """Freeze what was found so far, and begin a walk."""
         fisher, score = self.require_state("fisher"), self.require_state("walk_score")
         parameters = trainable_parameters(step.network)
-        self.tables = {
+        self.values = {
             "fisher": begin_fisher(fisher, step.network),
             "walk_score": score,
             "walk": {name: torch.zeros_like(value) for name, value in parameters.items()},
-            "previous": copy_table(parameters),
+            "previous": clone_tensors(parameters),
             "count": {"iterations": torch.zeros((), dtype=torch.int64)},
         }
         if self.num_old:
@@ -75,25 +75,25 @@ class Rw(ParameterRegularizer):
             self.hold(step, both)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the tables back; the count is read in every update, which may not wait for a GPU."""
+        """Restore the tensors; the count stays on the CPU, since every update reads it."""
         super().load_state(state)
-        self.tables["count"] = {k: v.cpu() for k, v in self.tables.get("count", {}).items()}
+        self.values["count"] = {k: v.cpu() for k, v in self.values.get("count", {}).items()}
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
         """Count a batch."""
-        iterations = self.tables["count"]["iterations"]
+        iterations = self.values["count"]["iterations"]
         if iterations and iterations % EVERY == 0:
             self._walk(step.network)
         iterations += 1
-        update_fisher(self.tables["fisher"], step.network)
+        update_fisher(self.values["fisher"], step.network)
 
     def _walk(self, network: Network) -> None:
         names, values, gradients = with_gradients(network)
         if not names:
             return
         fisher, walk, previous = (
-            rows_of(self.tables[kind], names) for kind in ("fisher", "walk", "previous")
+            rows_of(self.values[key], names) for key in ("fisher", "walk", "previous")
         )
         moved = torch._foreach_sub(previous, values)
         distance = torch._foreach_mul(moved, moved)
@@ -107,8 +107,8 @@ class Rw(ParameterRegularizer):
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
         """Average this step's score with the earlier one."""
-        score = self.tables["walk_score"]
-        for name, value in self.tables["walk"].items():
+        score = self.values["walk_score"]
+        for name, value in self.values["walk"].items():
             found = value.clamp_(min=0)
             past = score.get(name)
             score[name] = found if past is None else found.add_(past).mul_(0.5)

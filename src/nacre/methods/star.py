@@ -136,7 +136,7 @@ class Star(SigmoidMethod):
 
     def __init__(self, config: Any, growth: Growth) -> None:
         super().__init__(config, growth)
-        self.tables: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
         self._known: Replay | None = None
 
     @classmethod
@@ -149,7 +149,7 @@ class Star(SigmoidMethod):
         """Refuse to begin without the statistics of the old classes."""
         super().begin_step(step)
         self._known = None
-        if self.num_old and "statistics.background" not in self.tables:
+        if self.num_old and "statistics.background" not in self.values:
             raise NacreError(
                 "star needs the statistics of the steps before this one, and their model has none: "
                 "learn step 0 with star too"
@@ -185,7 +185,7 @@ class Star(SigmoidMethod):
             cells += targets.numel()
         seen = counts.cpu().double()
         seen[-1] = cells
-        self.tables["seen.counts"] = step.dist.sum(seen)
+        self.values["seen.counts"] = step.dist.sum(seen)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy of new classes, with background again, and the two distances."""
@@ -233,25 +233,25 @@ class Star(SigmoidMethod):
         new = feature_statistics(moments)
         for field in fields(FeatureStatistics):
             key, value = f"statistics.{field.name}", getattr(new, field.name)
-            old = self.tables.get(key)
-            self.tables[key] = value if old is None else torch.cat([old.to(value), value])
+            old = self.values.get(key)
+            self.values[key] = value if old is None else torch.cat([old.to(value), value])
         if self.num_old:
-            seen = self.tables.pop("seen.counts").cpu()
-            stored, background = float(self.tables["statistics.background"]), float(seen[0])
+            seen = self.values.pop("seen.counts").cpu()
+            stored, background = float(self.values["statistics.background"]), float(seen[0])
             if step.overlapped:  # every other background pixel is a new one
                 background = stored * (1 - 0.01 * step.num_new) + 0.5 * background
             else:
                 background = stored + background
-                self.tables["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
-        self.tables["statistics.background"] = torch.tensor(background, dtype=torch.float64)
+                self.values["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
+        self.values["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
         """Return the statistics, and in a step what was counted before it."""
-        return dict(self.tables)
+        return dict(self.values)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Take them back."""
-        self.tables = dict(state)
+        self.values = dict(state)
         self._known = None
 
     @property
@@ -259,8 +259,8 @@ class Star(SigmoidMethod):
         """Return what is replayed in each update of the step: found once, as it never changes."""
         if self._known is None:
             step, per_epoch = self.step, self.step.iterations_per_epoch
-            seen = self.tables["seen.counts"].cpu()
-            stored = self.tables["statistics.count"].cpu()
+            seen = self.values["seen.counts"].cpu()
+            stored = self.values["statistics.count"].cpu()
             lacking = (stored - seen[1:-1]).clamp(min=0) if step.overlapped else stored
             counts = (lacking / per_epoch).long()
             num_drawn, background = int(counts.sum()), float(seen[0])
@@ -279,7 +279,7 @@ class Star(SigmoidMethod):
 
     def _background_weight(self, seen: float) -> float:
         """Return how many times over a step's background counts again, r."""
-        stored = float(self.tables["statistics.background"])
+        stored = float(self.values["statistics.background"])
         if seen <= 0:
             return 0.0
         if self.step.overlapped:
@@ -289,7 +289,7 @@ class Star(SigmoidMethod):
     def _statistics(self) -> FeatureStatistics:
         device = self.step.dist.device
         names = [field.name for field in fields(FeatureStatistics)]
-        found = {name: self.tables[f"statistics.{name}"].to(device) for name in names}
+        found = {name: self.values[f"statistics.{name}"].to(device) for name in names}
         return FeatureStatistics(**found)
 
     def _hold_features(self, batch: Batch, student: Output, teacher: Output) -> Tensor:

@@ -1,4 +1,4 @@
-"""Making a network, from its config or for a model file: the table of kinds.
+"""Making a network, from its config or for a model file, by its kind.
 
 A kind from another package joins through the entry point group ``nacre.models`` (name = the kind,
 object = a `Kind`). It is imported when it is asked for by name: one that is broken breaks only
@@ -36,7 +36,7 @@ from nacre.models import deeplab, external
 from nacre.models.config import AdapterConfig, DeepLabConfig, ExternalConfig, ModelConfig
 from nacre.models.network import Network
 from nacre.models.probe import until_left
-from nacre.utils.system import find_row
+from nacre.utils.system import find_entry
 
 OWN = "deeplab"
 """The kind of our own networks, and what a config means that names none."""
@@ -72,7 +72,7 @@ def find_kind(name: str) -> Kind:
     Raises:
         NacreError: there is none, or the package that brings it is broken.
     """
-    return find_row(KINDS, name, "nacre.models", Kind, "model.kind")
+    return find_entry(KINDS, name, "nacre.models", Kind, "model.kind")
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:
@@ -118,7 +118,7 @@ State = Mapping[str, Tensor]
 _ANY_NUMBER = 4096
 """Numbers up to here may be sides of images or rates, of which no tensor tells."""
 _ANY_BUFFERS = 2**24
-"""Elements of buffers that no file holds, such as tables of positions."""
+"""Elements of buffers that no file holds, such as position embeddings."""
 
 
 class Misfit(NacreError):

@@ -207,7 +207,7 @@ _LARGEST, _LONGEST, _DEEPEST = 65_536, 256, 4
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Refuse a value that is more than numbers, words, and lists and tables of these.
+    """Refuse a value other than numbers, words, and lists and mappings of these.
 
     Raises:
         ValueError: it is a path, an address, or too large.
@@ -226,4 +226,4 @@ def check_plain(value: Any, depth: int = 0) -> None:
         for one in every:
             check_plain(one, depth + 1)
     elif value is not None and not isinstance(value, int | float):
-        raise ValueError(f"{shown(value)} is no number, word, list or table")
+        raise ValueError(f"{shown(value)} is not a number, word, list or mapping")

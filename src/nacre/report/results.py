@@ -17,7 +17,7 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious, mean_of
-from nacre.methods import METHODS, find_method, find_row
+from nacre.methods import METHODS, find_entry, find_method
 from nacre.runs.folder import RunFolder, read_plain_config
 from nacre.runs.observers import read_events
 from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary
@@ -291,7 +291,7 @@ def seed_of(run: RunResult) -> tuple[Any, ...]:
 def shown_name(method: str) -> str:
     """Return a method's title; its name where its package is not installed."""
     try:
-        return find_row(method).title
+        return find_entry(method).title
     except NacreError:
         return method
 

@@ -26,7 +26,7 @@ from nacre.data.step_data import (
 )
 from nacre.errors import NacreError
 from nacre.labels.channels import Channels
-from nacre.methods import Step, find_method, find_row
+from nacre.methods import Step, find_entry, find_method
 from nacre.models.build import is_own_network
 from nacre.models.io import find_model, load_model, read_info
 from nacre.runs.folder import RunFolder
@@ -141,7 +141,7 @@ def describe(step: Step) -> list[str]:
 
 
 def _method_line(config: LearnConfig) -> str:
-    method, title = config.method, find_row(config.method.name).title
+    method, title = config.method, find_entry(config.method.name).title
     always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
     kept = [one.replace("_", " ") for one in (*always, *method.freeze)] if config.start else []
     named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)

@@ -54,10 +54,10 @@ def keep_exemplars(
 def memory_lines(memories: Iterable[Memory]) -> str:
     """Return a list for people and programs: which step learns from which old images."""
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["step", "image", "labels_of_step"])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["step", "image", "labels_of_step"])
     for step, memory in enumerate(memories):
-        table.writerows([step, name, origin] for origin, names in memory.items() for name in names)
+        writer.writerows([step, name, origin] for origin, names in memory.items() for name in names)
     return text.getvalue()
 
 

@@ -291,21 +291,21 @@ def digest(names: Sequence[str]) -> str:
 def _plan_step(
     scenario: Scenario, index: LabelIndex, step: int, images: tuple[int, ...]
 ) -> StepPlan:
-    table, names = scenario.classes, scenario.classes.space.names
+    classes, names = scenario.classes, scenario.classes.space.names
     held = Counter(label for i in images for label in index.labels[i])
     pixels: Counter[int] = Counter()
     for i in images:
         pixels.update(index.pixel_counts[i])
-    called = sum(count for label, count in pixels.items() if label not in table.new(step))
-    old = sum(pixels[label] for label in table.old(step))
-    future = sum(pixels[label] for label in table.future(step))
+    called = sum(count for label, count in pixels.items() if label not in classes.new(step))
+    old = sum(pixels[label] for label in classes.old(step))
+    future = sum(pixels[label] for label in classes.future(step))
     return StepPlan(
         step=step,
-        classes=tuple(names[label] for label in table.new(step)),
+        classes=tuple(names[label] for label in classes.new(step)),
         images=len(images),
         sha256=digest([index.names[i] for i in images]),
-        hidden_old={names[label]: held[label] for label in table.old(step) if held[label]},
-        hidden_future={names[label]: held[label] for label in table.future(step) if held[label]},
+        hidden_old={names[label]: held[label] for label in classes.old(step) if held[label]},
+        hidden_future={names[label]: held[label] for label in classes.future(step) if held[label]},
         background={"old": old / max(called, 1), "future": future / max(called, 1)},
     )
 

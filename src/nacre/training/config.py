@@ -10,7 +10,7 @@ There is one builder (`build`) with one order, later over earlier:
     --set a.b=value
 
 Which keys the sections `method`, `model` and `data` have depends on the names in them. They are
-looked up in tables and not in a union of all types: a method or network of another package is
+looked up by name and not in a union of all types: a method or network of another package is
 imported when somebody names it, so that a broken one breaks only itself.
 All mistakes are reported at once, each with its place and the nearest known name.
 """

@@ -97,7 +97,7 @@ def registered(group: str, ours: Container[str]) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group) if point.name not in ours}
 
 
-def find_row(
+def find_entry(
     table: Mapping[str, T], name: str, group: str, kind: type[T], what: str, where: str = ""
 ) -> T:
     """Return a row of a table by name; one of another package is loaded only when it is named.

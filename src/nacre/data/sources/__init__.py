@@ -1,1 +1,1 @@
-"""One file per data set, and the table of them in `nacre.data`."""
+"""One file per data set; `nacre.data` lists them."""

@@ -1,11 +1,11 @@
-"""The methods as lists and tables name them. Importing this does not import torch, nor a method."""
+"""The catalog of methods: their names, titles and papers. Importing it imports no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class MethodRow:
-    """A method in a list of methods.
+class MethodEntry:
+    """An entry of the catalog.
 
     Attributes:
         place: ``module:Class``.
@@ -23,141 +23,141 @@ class MethodRow:
 
 
 # In the order of the paper's tables, then by year; tables and pages show them so.
-ROWS: dict[str, MethodRow] = {
-    "ft": MethodRow(
+ENTRIES: dict[str, MethodEntry] = {
+    "ft": MethodEntry(
         "nacre.methods.ft:FineTuning",
         title="FT",
         summary="cross-entropy alone; forgets",
         regularizes="nothing",
         paper="baseline FT",
     ),
-    "pi": MethodRow(
+    "pi": MethodEntry(
         "nacre.methods.pi:Pi",
         title="PI",
         summary="holds parameters whose movement lowered the loss",
         regularizes="parameters that lowered the loss",
         paper="Zenke et al. 2017",
     ),
-    "ewc": MethodRow(
+    "ewc": MethodEntry(
         "nacre.methods.ewc:Ewc",
         title="EWC",
         summary="holds parameters whose gradients were large",
         regularizes="parameters with large gradients",
         paper="Kirkpatrick et al. 2017",
     ),
-    "rw": MethodRow(
+    "rw": MethodEntry(
         "nacre.methods.rw:Rw",
         title="RW",
         summary="ewc and a score along the path of learning",
         regularizes="parameters, both ways",
         paper="Chaudhry et al. 2018",
     ),
-    "lwf": MethodRow(
+    "lwf": MethodEntry(
         "nacre.methods.lwf:Lwf",
         title="LwF",
         summary="distillation of the old channels",
         regularizes="outputs of old channels",
         paper="Li and Hoiem 2017",
     ),
-    "lwf-mc": MethodRow(
+    "lwf-mc": MethodEntry(
         "nacre.methods.lwf_mc:LwfMc",
         title="LwF-MC",
         summary="distillation with a sigmoid per class",
         regularizes="outputs of old channels",
         paper="Rebuffi et al. 2017",
     ),
-    "lwf-mc-d": MethodRow(
+    "lwf-mc-d": MethodEntry(
         "nacre.methods.lwf_mc:LwfMcD",
         title="LwF-MC-D",
         summary="lwf-mc with the background from the teacher",
         regularizes="outputs of old channels",
         paper="Rebuffi et al. 2017",
     ),
-    "lwf-mc-c": MethodRow(
+    "lwf-mc-c": MethodEntry(
         "nacre.methods.lwf_mc:LwfMcC",
         title="LwF-MC-C",
         summary="lwf-mc with the background from the labels",
         regularizes="outputs of old classes",
         paper="Rebuffi et al. 2017",
     ),
-    "ilt": MethodRow(
+    "ilt": MethodEntry(
         "nacre.methods.ilt:Ilt",
         title="ILT",
         summary="distillation of the old channels and of the features",
         regularizes="outputs of old channels, features",
         paper="Michieli and Zanuttigh 2019",
     ),
-    "mib": MethodRow(
+    "mib": MethodEntry(
         "nacre.methods.mib:Mib",
         title="MiB",
         summary="losses and initialization that model what the background hides",
         regularizes="outputs of old channels, unbiased",
         paper="Cermelli et al. 2020",
     ),
-    "plop": MethodRow(
+    "plop": MethodEntry(
         "nacre.methods.plop:Plop",
         title="PLOP",
         summary="pseudo-labels, and features held by the means of their bands",
         regularizes="features of all stages",
         paper="Douillard et al. 2021",
     ),
-    "ssul": MethodRow(
+    "ssul": MethodEntry(
         "nacre.methods.ssul:Ssul",
         title="SSUL",
         summary="a frozen network with a sigmoid per class and a row for what is unknown",
         regularizes="everything: it is frozen",
         paper="Cha et al. 2021",
     ),
-    "dkd": MethodRow(
+    "dkd": MethodEntry(
         "nacre.methods.dkd:Dkd",
         title="DKD",
         summary="a sigmoid per class; logits and their positive and negative parts distilled",
         regularizes="outputs of old classes, and their parts",
         paper="Baek et al. 2022",
     ),
-    "ewf": MethodRow(
+    "ewf": MethodEntry(
         "nacre.methods.ewf:Ewf",
         title="EWF",
         summary="mib, and a fusion of old and new weights after each step",
         regularizes="weights, after the step",
         paper="Xiao et al. 2023",
     ),
-    "lgkd": MethodRow(
+    "lgkd": MethodEntry(
         "nacre.methods.lgkd:Lgkd",
         title="LGKD",
         summary="plop, and a distillation of all channels that the labels guide",
         regularizes="features of all stages, outputs",
         paper="Yang et al. 2023",
     ),
-    "star": MethodRow(
+    "star": MethodEntry(
         "nacre.methods.star:Star",
         title="STAR",
         summary="a sigmoid per class; statistics of old classes' features are replayed",
         regularizes="features of old classes; their statistics",
         paper="Chen et al. 2023",
     ),
-    "dft": MethodRow(
+    "dft": MethodEntry(
         "nacre.methods.dft:Dft",
         title="DFT",
         summary="a frozen network, of which only the new rows learn",
         regularizes="everything: it is frozen",
         paper="Revisiting CSS 2025 (DFT*)",
     ),
-    "ledger": MethodRow(
+    "ledger": MethodEntry(
         "nacre.methods.ledger:Ledger",
         title="Ledger",
         summary="frozen backbone; a head in closed form from sums kept per class, in one pass",
         regularizes="everything: the sums of old classes stay",
         paper="nacre's own, after AIR 2024",
     ),
-    "duo": MethodRow(
+    "duo": MethodEntry(
         "nacre.methods.duo:Duo",
         title="Duo",
         summary="frozen backbone; the ledger and a decoder learned by mib, their scores added",
         regularizes="the sums of old classes stay; outputs of old channels, unbiased",
         paper="nacre's own",
     ),
-    "joint": MethodRow(
+    "joint": MethodEntry(
         "nacre.methods.joint:Joint",
         title="Joint",
         summary="all classes at once, with all labels; the upper bound",
