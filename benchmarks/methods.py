@@ -50,7 +50,7 @@ class GivenStep(Step):
         growth: What it adds.
         network: The student.
         given: Opens a pass over its images.
-        index: Its number.
+        number: Its number.
         train: How it is learned.
     """
 
@@ -59,12 +59,12 @@ class GivenStep(Step):
         growth: Growth,
         network: Network,
         given: Callable[[], Iterator[Batch]],
-        index: int = 0,
+        number: int = 0,
         train: TrainConfig | None = None,
     ) -> None:
         names = tuple(f"class {i}" for i in range(1, len(growth.origins)))
         super().__init__(
-            index=index,
+            number=number,
             channels=first_channels(names, {}),
             growth=growth,
             data=cast(Any, None),

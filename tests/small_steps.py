@@ -37,7 +37,7 @@ def recipe(**train):
 class GivenStep(Step):
     """A step whose batches are given."""
 
-    index: int = 0
+    number: int = 0
     channels: Any = None
     data: Any = None
     sampler: StepSampler = field(default_factory=lambda: updates(1))
@@ -104,7 +104,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held
     second = [random_images([0, 0, 3, 4, 255], 10 + seed) for seed in range(3)]
     later = [[x.to(dist.device) for x in sample] for sample in second[:count]]
     step = GivenStep(
-        index=1,
+        number=1,
         growth=GROWTH,
         network=network,
         teacher=teacher,

@@ -136,7 +136,7 @@ def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
     network = build_network(model, 3, 32)
     network.classifier.add_row("unknown")
     network.classifier.add_row("auxiliary")
-    step = GivenStep(index=1, growth=GROWTH, network=network)
+    step = GivenStep(number=1, growth=GROWTH, network=network)
     METHODS["ssul"](METHODS["ssul"].Config(), GROWTH).prepare(step)
     assert network.classifier.unknown is not None
     assert network.classifier.auxiliary is None

@@ -33,11 +33,11 @@ class Small(nn.Module):
         self.steps.append(nn.Linear(5, count).double())
 
 
-def step_of(network, index):
+def step_of(network, number):
     """A step as the hooks see it, of a network that has grown for it."""
     return GivenStep(
-        index=index,
-        growth=from_background(sum(STEPS[:index]), sum(STEPS[: index + 1])),
+        number=number,
+        growth=from_background(sum(STEPS[:number]), sum(STEPS[: number + 1])),
         network=network,
         sampler=updates(ITERATIONS),
     )
@@ -68,9 +68,9 @@ def learn(name, change_at=None):
     key = METHODS[name]
     config = key.Config(weight=WEIGHTS[name])
     network, state, states, penalties = Small(), {}, [], []
-    for index, count in enumerate(STEPS):
+    for number, count in enumerate(STEPS):
         network.grow(count)
-        step = step_of(network, index)
+        step = step_of(network, number)
 
         def make(step=step, state=state):
             method = key(config, step.growth)
@@ -82,8 +82,8 @@ def learn(name, change_at=None):
         method = make()
         optimizer = torch.optim.SGD(network.parameters(), LR, MOMENTUM, 0, DECAY, nesterov=True)
         penalties.append([])
-        for i, (x, y) in enumerate(batches(index)):
-            if (index, i) == change_at:
+        for i, (x, y) in enumerate(batches(number)):
+            if (number, i) == change_at:
                 middle = {key: value.clone() for key, value in method.state().items()}
                 method = make()
                 method.load_state(middle)

@@ -96,7 +96,7 @@ def step_of(name, norm):
     teacher = make_teacher(network, "nothing") if method.needs_teacher else None
     method.grow(network, NEW)
     step = GivenStep(
-        index=1,
+        number=1,
         growth=GROWTH,
         network=network.double(),
         teacher=teacher,

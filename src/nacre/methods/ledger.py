@@ -388,5 +388,5 @@ def joined(before: Sums | None, step: Step, products: Products) -> Sums:
     rows = [] if before is None else [before]
     for folder in sorted({folder for folder, _ in products} or {0}):
         mine = {channel: one for (where, channel), one in products.items() if where == folder}
-        rows.append(from_products(step.index, mine, folder))
+        rows.append(from_products(step.number, mine, folder))
     return join(rows)

@@ -93,7 +93,7 @@ class Step:
     what the method kept with it; afterwards both are those that the step leaves.
 
     Attributes:
-        index: Its number among the steps that made the model; 0 is the first.
+        number: Its number among the steps that made the model; 0 is the first.
         channels: Of the model after the step.
         growth: What the step adds to them.
         data: The images to learn from, with targets.
@@ -119,7 +119,7 @@ class Step:
         map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
     """
 
-    index: int
+    number: int
     channels: Channels
     growth: Growth
     data: TrainDataset

@@ -39,10 +39,10 @@ def open_scenario(config: RunConfig) -> ScenarioData:
     )
 
 
-def scenario_step(config: RunConfig, data: ScenarioData, index: int, dist: Distributed) -> Step:
+def scenario_step(config: RunConfig, data: ScenarioData, number: int, dist: Distributed) -> Step:
     """Return a step of a scenario."""
     classes, images = data.scenario.classes, data.image_lists
-    channels, shares = classes.channels(index), data.batch_shares(index)
+    channels, shares = classes.channels(number), data.batch_shares(number)
     entries = [
         {
             "step": one,
@@ -51,15 +51,17 @@ def scenario_step(config: RunConfig, data: ScenarioData, index: int, dist: Distr
             "data": [data.scenario.data],
             "method": config.method.name,
         }
-        for one in range(index + 1)
+        for one in range(number + 1)
     ]
     return Step(
-        index=index,
+        number=number,
         channels=channels,
-        growth=classes.growth(index),
-        data=data.train_dataset(index),
+        growth=classes.growth(number),
+        data=data.train_dataset(number),
         # Old images take places of a batch; how long is learned the step's own decide.
-        sampler=step_sampler(config, len(images[index]), index, dist.rank, dist.world_size, shares),
+        sampler=step_sampler(
+            config, len(images[number]), number, dist.rank, dist.world_size, shares
+        ),
         config=config,
         dist=dist,
         tests=ScenarioTests(data, config),
@@ -108,7 +110,7 @@ def learn_scenario(
         dist.on_main(find_weights)
         dist.on_main(read_data)
         read_data()
-        steps = [scenario_step(config, opened, index, dist) for index in range(count)]
+        steps = [scenario_step(config, opened, number, dist) for number in range(count)]
         for step in steps:
             step.should_stop = should_stop
         learned = run_steps(

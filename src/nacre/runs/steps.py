@@ -106,9 +106,9 @@ def run_steps(
         for step in steps:
             # What is there is seen by the main process, and told: folders may look different
             # from another machine for a while.
-            is_taken = dist.from_main(folder.is_finished(step.index))
+            is_taken = dist.from_main(folder.is_finished(step.number))
             if is_taken:
-                recorder(StepSkipped(step.index, step.iterations))
+                recorder(StepSkipped(step.number, step.iterations))
             else:
                 with _shared(cache, step, folder, checkpoint) as is_taken:
                     if not is_taken:
@@ -117,8 +117,8 @@ def run_steps(
                         _learn_or_load(step, source, folder, checkpoint, began)
                         _test(step, folder)
             before = None if is_taken else step
-            source = folder.model(step.index)
-        return dist.on_main(lambda: [folder.metrics_of(step.index) for step in steps])
+            source = folder.model(step.number)
+        return dist.on_main(lambda: [folder.metrics_of(step.number) for step in steps])
 
 
 def step_sampler(
@@ -167,10 +167,10 @@ def next_step(
     """
     dist, known = init_distributed(config.train.device), len(info.classes) if info else 0
     # A merged model was made by more steps than have channels of their own.
-    index = max(len(info.steps), len(info.lineage)) if info else 0
-    sampler = step_sampler(config, len(images), index, dist.rank, dist.world_size)
+    number = max(len(info.steps), len(info.lineage)) if info else 0
+    sampler = step_sampler(config, len(images), number, dist.rank, dist.world_size)
     entry = {
-        "step": index,
+        "step": number,
         "classes": list(channels.names[max(1, known) :]),
         "images": len(images),
         **about,
@@ -179,7 +179,7 @@ def next_step(
         "nacre": __version__,
     }
     return Step(
-        index=index,
+        number=number,
         channels=channels,
         growth=from_background(known, len(channels)),
         data=images,
@@ -219,7 +219,7 @@ def _learn_or_load(
     began: float,
 ) -> None:
     """Learn a step from the one before and save its model, unless that was done."""
-    path, dist = folder.model(step.index), step.dist
+    path, dist = folder.model(step.number), step.dist
     if dist.from_main(path.exists()):
         given = step.network.given if step.network is not None else None
         info = begin_from(step, path, given)
@@ -234,7 +234,7 @@ def _learn_or_load(
         def save() -> None:
             save_model(folder.first_model, step.network, model_info(step), step.state)
             seconds = round(time.monotonic() - began, 1)
-            step.observe(StepUsable(step.index, seconds, str(folder.first_model)))
+            step.observe(StepUsable(step.number, seconds, str(folder.first_model)))
 
         if not dist.from_main(folder.first_model.exists()):
             dist.on_main(save)
@@ -257,8 +257,8 @@ def _test(step: Step, folder: RunFolder) -> None:
 
     def write() -> None:
         # The event first: a step with metrics is not tested again.
-        step.observe(StepTested(step.index, metrics["mean_iou"]))
-        save_json(folder.step_metrics(step.index), metrics)
+        step.observe(StepTested(step.number, metrics["mean_iou"]))
+        save_json(folder.step_metrics(step.number), metrics)
 
     step.dist.on_main(write)
 
@@ -271,15 +271,15 @@ def _shared(
     if cache is None:
         yield False
         return
-    dist, place = step.dist, folder.model(step.index).parent
+    dist, place = step.dist, folder.model(step.number).parent
     is_taken = _wait_for(cache, step, place)
     if is_taken:
         dist.on_main(checkpoint.remove)
-        step.observe(StepSkipped(step.index, step.iterations, str(cache.folder)))
+        step.observe(StepSkipped(step.number, step.iterations, str(cache.folder)))
     try:
         yield is_taken
         if not is_taken:
-            dist.on_main(lambda: cache.store(step.index, place))
+            dist.on_main(lambda: cache.store(step.number, place))
     finally:
         cache.release()
 
@@ -288,11 +288,11 @@ def _wait_for(cache: StepCache, step: Step, place: Path) -> bool:
     """Return whether the cache had a step; while another process learns it, wait."""
     is_told = False
     while True:
-        answer = step.dist.on_main(lambda: cache.ask(step.index, place))
+        answer = step.dist.on_main(lambda: cache.ask(step.number, place))
         if answer != "wait":
             return answer == "taken"
         if not is_told:
-            step.observe(StepAwaited(step.index))
+            step.observe(StepAwaited(step.number))
             is_told = True
         if any(step.dist.any(step.should_stop())):
             raise Interrupted
@@ -301,15 +301,15 @@ def _wait_for(cache: StepCache, step: Step, place: Path) -> bool:
 
 def _position(steps: Sequence[Step], folder: RunFolder, checkpoint: Checkpoint) -> Position:
     """Return how far a folder is; a saved state that is behind it is removed."""
-    last = steps[-1].index + 1
-    index = next((one.index for one in steps if not folder.is_finished(one.index)), last)
-    is_learned = index < last and folder.model(index).exists()
+    last = steps[-1].number + 1
+    number = next((one.number for one in steps if not folder.is_finished(one.number)), last)
+    is_learned = number < last and folder.model(number).exists()
     if folder.resume.exists() and not is_learned:
         _, content = load_resume(folder.resume, steps[0].dist.device)
-        if content["step"] == index:
-            return Position(index, content["iteration"])
+        if content["step"] == number:
+            return Position(number, content["iteration"])
     checkpoint.remove()
-    return Position(index, is_learned=is_learned)
+    return Position(number, is_learned=is_learned)
 
 
 def _began(steps: Sequence[Step], about: str) -> RunBegan:

@@ -108,28 +108,28 @@ class ScenarioTests:
     def measure(self, step: Step) -> dict[str, Any]:
         """Test the network after a step, as it decided to see images."""
         tests = replace(self, config=step.config)
-        return tests.test(step.network, step.index, step.dist, step.observe, step.should_stop)
+        return tests.test(step.network, step.number, step.dist, step.observe, step.should_stop)
 
     def test(
         self,
         network: Network,
-        index: int,
+        number: int,
         dist: Distributed,
         observe: Observer = lambda event: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Test a network on the test images of a step."""
-        config, dataset = self.config, self.data.eval_dataset(index)
+        config, dataset = self.config, self.data.eval_dataset(number)
 
         def on_images(count: int) -> None:
-            observe(ImagesTested(index, count, len(dataset)))
+            observe(ImagesTested(number, count, len(dataset)))
 
         confusion = ConfusionMatrix(network.num_classes, dist.device)
         one_pass = Pass(config.train, dist, on_images, should_stop)
         one_pass.measure(cut_predictor(network, config.images), dataset, confusion)
         scenario = self.data.scenario
         counts = confusion.counts()
-        metrics = compute_metrics(scenario.classes, scenario.groups, index, counts)
+        metrics = compute_metrics(scenario.classes, scenario.groups, number, counts)
         return metrics | {"images": len(dataset), "conventions": config.measured_under()}
 
 
@@ -230,7 +230,7 @@ class LearnTests:
         total = sum(len(compared.set.index(compared.split)) for compared in self._splits(start))
 
         def on_images(count: int) -> None:
-            step.observe(ImagesTested(step.index, count, total))
+            step.observe(ImagesTested(step.number, count, total))
 
         one_pass = Pass(self.config.train, step.dist, on_images, step.should_stop)
         predictor = whole_predictor(step.network, step.config.images)
@@ -238,7 +238,7 @@ class LearnTests:
         iou, iou_before = class_ious(found.after), class_ious(found.before)
         agreement = found.agreement["iou"] if found.agreement else None
         return {
-            "step": step.index,
+            "step": step.number,
             "classes": list(step.channels.names),
             "new": list(self.data.new),
             "images": sum(test["images"] for test in found.after),

@@ -46,7 +46,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
     window = LossWindow(trainer, step.sampler.batch_size)
     for batch, views in window.loading(trainer.batches()):
         window.add(update(trainer, batch, views))
-        step.observe(Iterated(step.index, trainer.iteration))
+        step.observe(Iterated(step.number, trainer.iteration))
         if window.is_due:
             step.observe(window.close())
         # Any process may be told to stop, the main one's clock says when to save: all agree here.
@@ -57,7 +57,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
             trainer.check_weights()
             if checkpoint is not None:
                 checkpoint.save(trainer)
-                step.observe(Saved(step.index, trainer.iteration))
+                step.observe(Saved(step.number, trainer.iteration))
             if stop:
                 raise Interrupted
     finish(trainer)
@@ -66,7 +66,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
 def step_began(step: Step, first: int) -> StepBegan:
     """Return the event that a step begins at an iteration."""
     return StepBegan(
-        step=step.index,
+        step=step.number,
         classes=step.new_names,
         images=step.num_images + len(step.held_data or ()),
         iterations=step.iterations,
@@ -208,7 +208,7 @@ class LossWindow:
         trainer, count = self.trainer, self.count
         seconds = max(time.monotonic() - self.began, 1e-9)
         event = Trained(
-            step=trainer.step.index,
+            step=trainer.step.number,
             iteration=trainer.iteration,
             lr=trainer.optimizer.param_groups[0]["lr"],
             losses={name: round(total / count, 6) for name, total in self.sums.items()},

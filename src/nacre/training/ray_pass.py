@@ -99,7 +99,7 @@ def ray_mapper(step: Step) -> Mapper:
         try:
             for done, task in enumerate(_ended(ray, given, step.should_stop), start=1):
                 yield _result(ray, task)
-                step.observe(Iterated(step.index, step.iterations * done // shares))
+                step.observe(Iterated(step.number, step.iterations * done // shares))
         finally:
             ray.shutdown()
 

@@ -47,7 +47,7 @@ class Checkpoint:
         """Write the trainer's state."""
         tensors = trainer.state() | _generators(self.dist)
         content = {
-            "step": trainer.step.index,
+            "step": trainer.step.number,
             "iteration": trainer.iteration,
             "scaler": trainer.scaler.state_dict(),
         }
@@ -58,7 +58,7 @@ class Checkpoint:
         """Bring a trainer to where its step was saved, if it was."""
         if self.dist.from_main(self.path.exists()):
             tensors, content = load_resume(self.path, self.dist.device)
-            if content["step"] == trainer.step.index:
+            if content["step"] == trainer.step.number:
                 random = {key: tensors.pop(key) for key in list(tensors) if key.startswith(RANDOM)}
                 trainer.load_state(tensors, content["iteration"], content["scaler"])
                 _set_generators(random, self.dist)

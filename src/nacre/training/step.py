@@ -67,8 +67,8 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
     step.judged = method.judged if step.iterations else None
     if (found := step.judged) is not None:
         names = [step.channels.names[c] for c in found.classes]
-        step.observe(StepJudged(step.index, found.before, found.after, found.kept, names))
-    step.observe(StepLearned(step.index, round(time.monotonic() - began, 1), peak_memory(device)))
+        step.observe(StepJudged(step.number, found.before, found.after, found.kept, names))
+    step.observe(StepLearned(step.number, round(time.monotonic() - began, 1), peak_memory(device)))
     return step
 
 
@@ -81,7 +81,7 @@ def _choose_options(step: Step) -> None:
     if found:
         step.entry = step.entry | {"chosen": found.options}
         images = step.config.images
-        event = OptionsChosen(step.index, images.mirror, images.edges, found.plain, found.best)
+        event = OptionsChosen(step.number, images.mirror, images.edges, found.plain, found.best)
         step.observe(event)
 
 
@@ -100,7 +100,7 @@ def _fit(method: Method, step: Step) -> None:
     processes, last = step.dist.world_size, step.iterations
 
     def on_images(done: int) -> None:
-        step.observe(Iterated(step.index, min(last, done * processes)))
+        step.observe(Iterated(step.number, min(last, done * processes)))
 
     step.on_images = on_images
     step.observe(step_began(step, 0))
@@ -115,7 +115,7 @@ def _fit(method: Method, step: Step) -> None:
 def _grow(method: Method, step: Step) -> None:
     """Grow the student, or begin it; keep a teacher if the method has one."""
     # All processes draw the same weights, and a step's do not depend on the steps before.
-    torch.manual_seed(step.config.seed * 1000 + step.index)
+    torch.manual_seed(step.config.seed * 1000 + step.number)
     rows = rows_for_loss(step.data.mappings, step.growth, hides_old=method.hides_old(method.config))
     step.may_be = None if rows is None else torch.from_numpy(rows).to(step.dist.device)
     network: Network | None = step.network

@@ -161,7 +161,7 @@ class Trainer:
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotFinite(
-            f"{what} not finite any more in step {self.step.index}, after iteration "
+            f"{what} not finite any more in step {self.step.number}, after iteration "
             f"{self.iteration}; {self._advice()}"
         )
 
@@ -262,12 +262,12 @@ class Trainer:
         """
         named = ", ".join(f"{name} = {value}" for name, value in losses.items())
         raise (NotFinite if self.dist.is_main else ReportedElsewhere)(
-            f"the loss is not a finite number in step {self.step.index}, iteration "
+            f"the loss is not a finite number in step {self.step.number}, iteration "
             f"{iteration}: {named}; {self._advice()}"
         )
 
     def _advice(self) -> str:
-        keys = self.method.tunable if self.step.index else ()
+        keys = self.method.tunable if self.step.number else ()
         weights = "".join(f"a smaller method.{key}, " for key in keys)
         return f"{weights}a smaller learning rate or train.grad_clip_norm may help"
 
