@@ -321,8 +321,8 @@ def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     assert "pearl, starfish" in log
     assert "birds" in log
     assert "mib" in log
-    lineage = json.loads(nacre("history", birds, "--json").stdout)["lineage"]
-    assert [entry["classes"] for entry in lineage] == [["pearl", "starfish"], ["crate"]]
+    history = json.loads(nacre("history", birds, "--json").stdout)["history"]
+    assert [entry["classes"] for entry in history] == [["pearl", "starfish"], ["crate"]]
     assert "crate" in nacre("eval", birds).stdout
     picture = next((tmp_path / "birds" / "images").iterdir())
     nacre("predict", birds, picture, "--out", tmp_path / "seen")

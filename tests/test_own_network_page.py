@@ -72,7 +72,7 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
     assert isinstance(names["taught"].model, Small)
     assert names["taught"].num_classes == 4
     assert names["model"].classes == ("background", "road", "car", "crack")
-    assert [entry["classes"] for entry in names["model"].info.lineage] == [
+    assert [entry["classes"] for entry in names["model"].info.history] == [
         ["road", "car"],
         ["crack"],
     ]
@@ -95,7 +95,7 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     model = nacre.load("cells.safetensors", "cpu")
     for name, value in second.network.state_dict().items():
         assert torch.equal(value, model.network.state_dict()[name])
-    assert [entry["classes"] for entry in model.info.lineage] == [["nucleus"], ["membrane"]]
+    assert [entry["classes"] for entry in model.info.history] == [["nucleus"], ["membrane"]]
     loaded = nacre.make_step(names["Cells"](), ["nucleus", "wall"], start=model)
     assert loaded.channels.names == ("background", "nucleus", "membrane", "wall")
     seeded = nacre.make_step(names["Cells"](), ["nucleus"], config={"seed": 5})

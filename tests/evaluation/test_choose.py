@@ -94,7 +94,7 @@ def test_a_model_sees_images_as_held_out_ones_decided(folders, tmp_path, monkeyp
     answer(monkeypatch, {PLAIN: [0.5], EDGES: [0.5], MIRROR: [0.6], BOTH: [0.7]})
     out = tmp_path / "first"
     model = nacre.learn(folders[0], out=out, config=RECIPE)
-    assert model.info.lineage[0]["chosen"] == {"mirror": True, "edges": True}
+    assert model.info.history[0]["chosen"] == {"mirror": True, "edges": True}
     predictor = model.predictor()
     assert (predictor.mirror, predictor.edges) == BOTH
     assert not model.predictor(mirror=False).mirror

@@ -99,11 +99,11 @@ HOSTILE = (
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_stay_text_in_their_cells(learned: Path, name: str) -> None:
     info = load(learned).info
-    first = info.lineage[0] | {"classes": [name], "data": [name], "method": name}
+    first = info.history[0] | {"classes": [name], "data": [name], "method": name}
     info = replace(
         info,
         classes=["background", name, *info.classes[2:]],
-        lineage=[first, *info.lineage[1:]],
+        history=[first, *info.history[1:]],
     )
     _, _, text = model_card(info, NAME, None, {name: 0.5}).split("---\n", 2)
     assert all(char.isprintable() or char == "\n" for char in text)
@@ -111,7 +111,7 @@ def test_hostile_names_stay_text_in_their_cells(learned: Path, name: str) -> Non
     # Not a row more, nor a cell: pipes and line breaks of names are text.
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows} == {5, 6}
-    assert len(rows) == len(info.lineage) + len(info.classes) + 2 * 2
+    assert len(rows) == len(info.history) + len(info.classes) + 2 * 2
 
 
 def test_a_pushed_model_is_a_model(learned: Path, uploads: Any, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_pushed_model_is_a_model(learned: Path, uploads: Any, tmp_path: Path) 
     (tmp_path / "model.safetensors").write_bytes(uploads[NAME]["model.safetensors"])
     image = noise_image((48, 64))
     assert (load(tmp_path).predict(image).mask == load(learned).predict(image).mask).all()
-    assert load(tmp_path).info.lineage == load(learned).info.lineage
+    assert load(tmp_path).info.history == load(learned).info.history
 
 
 def test_a_push_that_fails_is_one_sentence(learned: Path, uploads: Any) -> None:

@@ -34,7 +34,7 @@ def test_the_file_says_what_it_is(model, exported: Path) -> None:
     assert said.classes == info.classes
     assert [tuple(color) for color in said.colors] == [tuple(color) for color in info.colors]
     assert said.steps == info.steps
-    assert said.lineage == info.lineage
+    assert said.history == info.history
     assert said.license == "CC-BY-4.0"
     assert said.form == "fp32"
     graph = onnx.load(str(exported))

@@ -101,7 +101,7 @@ def test_every_image_is_seen_once_and_each_class_has_its_row_per_step(tmp_path):
         json.loads(find_model(tmp_path / f"step-{k}").with_suffix(".json").read_text())
         for k in (0, 1)
     ]
-    images = [one["lineage"][-1]["images"] for one in counts]
+    images = [one["history"][-1]["images"] for one in counts]
     assert iterations == [(k, i + 1) for k in (0, 1) for i in range(-(-images[k] // 8))]
     sums = open_ledger(tmp_path).sums
     assert list(zip(sums.step.tolist(), sums.channel.tolist(), strict=True)) == [

@@ -128,7 +128,7 @@ def _write_network(folder: RunFolder, config: RunConfig, scenario: Scenario, ste
         classes=list(classes.names(step)),
         colors=list(classes.channels(step).colors),
         steps=sizes,
-        lineage=[],
+        history=[],
         model=config.model.model_dump(mode="json"),
         predict_mode="crop",
         crop=config.images.crop_size,

@@ -180,10 +180,10 @@ def test_runs_on_other_images_are_not_seeds_of_each_other(make_run: Any) -> None
     paths = [make_run("a", scenario=scenario), make_run("b", seed=2, scenario=scenario)]
     (results,) = load_results(paths)
     assert [len(row.runs) for row in results.rows] == [2]
-    facts = paths[1] / "facts.json"
-    content = json.loads(facts.read_text())
+    noted = paths[1] / "data.json"
+    content = json.loads(noted.read_text())
     content["steps"][0] |= {"images": 7, "sha256": "1" * 64}
-    facts.write_text(json.dumps(content))
+    noted.write_text(json.dumps(content))
     (results,) = load_results(paths)
     assert [row.name for row in results.rows] == ["MiB (images of a)", "MiB (images of b)"]
 

@@ -86,7 +86,7 @@ def test_a_forgotten_step_leaves_the_model_that_never_saw_it(learned):
     ):
         found, wanted = forget_step(whole, step), open_ledger(learned(*left))
         assert_same_head(found, wanted)
-        assert [one["step"] for one in found.info.lineage] == [0, 1]
+        assert [one["step"] for one in found.info.history] == [0, 1]
         assert sum(found.info.steps) == len(found.info.classes)
 
 
@@ -100,7 +100,7 @@ def test_a_forgotten_folder_leaves_the_model_that_never_saw_it(learned, folders,
         assert_same_head(found, wanted)
         assert found.info.classes == wanted.info.classes
         for key in ("data", "images", "classes", "folder_images"):
-            assert found.info.lineage[1][key] == wanted.info.lineage[1][key]
+            assert found.info.history[1][key] == wanted.info.history[1][key]
         assert found.sums.folder.tolist() == wanted.sums.folder.tolist()
     assert_same_head(forget_folder(whole, "pearl"), forget_step(whole, 0))
 
@@ -122,7 +122,7 @@ def test_a_forgotten_class_leaves_the_model_of_which_its_pixels_were_ignored(
     nacre.learn(ignored, out=tmp_path / "model", method="ledger", config=RECIPE)
     found = forget_class(open_ledger(learned("both")), "crate")
     assert found.info.classes == ["background", "pearl"]
-    assert found.info.lineage[0]["classes"] == ["pearl"]
+    assert found.info.history[0]["classes"] == ["pearl"]
     assert_same_head(found, open_ledger(tmp_path / "model"))
 
 
@@ -132,7 +132,7 @@ def test_merged_models_are_the_model_that_saw_all(learned):
     assert_same_head(merged, open_ledger(learned("pearl", "starfish", "both")))
     assert merged.info.classes == ["background", "pearl", "starfish", "crate"]
     assert merged.info.steps == [2, 1, 1]
-    assert [one["step"] for one in merged.info.lineage] == [0, 1, 2]
+    assert [one["step"] for one in merged.info.history] == [0, 1, 2]
 
 
 def test_a_start_that_merged_models_share_counts_once(learned):
@@ -144,11 +144,11 @@ def test_a_merged_model_of_equal_classes_can_learn_on_and_forget_either(learned,
     places = [learned("both"), learned("pearl")]
     merged = nacre.merge(places, out=tmp_path / "merged")
     assert merged.info.steps == [3]
-    assert len(merged.info.lineage) == 2
+    assert len(merged.info.history) == 2
     grown = merged.learn(
         folders["starfish"], out=tmp_path / "grown", method="ledger", config=RECIPE
     )
-    assert [one["step"] for one in grown.info.lineage] == [0, 1, 2]
+    assert [one["step"] for one in grown.info.history] == [0, 1, 2]
     assert_same_head(open_ledger(grown.path), open_ledger(learned("pearl", "both", "starfish")))
     assert_same_head(
         forget_step(open_ledger(grown.path), 1), open_ledger(learned("both", "starfish"))

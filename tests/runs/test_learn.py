@@ -96,9 +96,9 @@ def test_a_first_model_and_a_class_more(pets, data, tmp_path):
     assert model.classes == ("background", *PETS)
     grown = model.learn(data / "birds", out=tmp_path / "birds", config=TINY)
     assert grown.classes == ("background", *PETS, *BIRDS)
-    assert [entry["classes"] for entry in grown.info.lineage] == [PETS, BIRDS]
-    assert grown.info.lineage[1]["data"] == ["birds"]
-    assert grown.info.lineage[1]["hidden"] == {"birds": PETS}
+    assert [entry["classes"] for entry in grown.info.history] == [PETS, BIRDS]
+    assert grown.info.history[1]["data"] == ["birds"]
+    assert grown.info.history[1]["hidden"] == {"birds": PETS}
     assert grown.info.steps == [3, 1]
     metrics = json.loads((tmp_path / "birds" / "metrics.json").read_text())
     assert set(metrics["iou"]) == set(BIRDS), "birds/ labels birds only"
@@ -106,7 +106,7 @@ def test_a_first_model_and_a_class_more(pets, data, tmp_path):
     assert metrics["agreement"]["images"] > 0
     once_more = grown.learn(data / "fish", out=tmp_path / "fish", config=TINY)
     assert once_more.classes == ("background", *PETS, *BIRDS, *FISH)
-    assert len(once_more.info.lineage) == 3
+    assert len(once_more.info.history) == 3
 
 
 def test_steps_are_those_of_a_scenario_run_bit_for_bit(pets, data, tmp_path):
@@ -421,7 +421,7 @@ def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
     with pytest.raises(NacreError, match="known"):
         learning(data / "birds", out)()
     learning(data / "fish", tmp_path / "fish", start=out)()
-    with pytest.raises(NacreError, match=r"facts.json.data.0.name: 'birds' -> 'fish'"):
+    with pytest.raises(NacreError, match=r"data.json.data.0.name: 'birds' -> 'fish'"):
         learning(data / "fish", out, start=pets)()
 
 

@@ -47,7 +47,7 @@ def test_a_run_leaves_what_it_promises(finished):
     steps |= {f"step-{i}/metrics.json" for i in range(3)}
     assert names == steps | {
         "config.yaml",
-        "facts.json",
+        "data.json",
         "run.json",
         "events.jsonl",
         "metrics.json",
@@ -86,7 +86,7 @@ def test_the_model_file_explains_itself(finished):
     assert info.classes[0] == "background"
     assert len(info.classes) == network.classifier.num_classes == 9
     assert info.steps == [5, 2, 2]
-    assert [len(one["classes"]) for one in info.lineage] == [4, 2, 2]
+    assert [len(one["classes"]) for one in info.history] == [4, 2, 2]
     assert info.config["method"]["name"] == "mib"
     assert state == {}
     assert json.loads((finished / "step-2" / "model.json").read_text())["classes"] == info.classes
@@ -124,7 +124,7 @@ def test_a_scenario_file_changed_between_two_starts_is_noticed(tmp_path):
             tiny_config(scenario=str(scenario)), tmp_path / "run", should_stop=StopAfter(3)
         )
     scenario.write_text("data: scenes\nsteps: [[1, 3], [2]]\n")
-    with pytest.raises(NacreError, match=r"facts.json.steps.0.classes.2: 'starfish' -> None"):
+    with pytest.raises(NacreError, match=r"data.json.steps.0.classes.2: 'starfish' -> None"):
         tiny_run(tmp_path / "run", scenario=str(scenario))
 
 

@@ -108,7 +108,7 @@ def save(path: Path, model: dict[str, Any]) -> None:
         classes=["background", "cat"],
         colors=[(0, 0, 0), (255, 0, 0)],
         steps=[2],
-        lineage=[step],
+        history=[step],
         model={},
         crop=32,
         predict_mode="crop",

@@ -153,7 +153,7 @@ def history(model: app.ModelPath, json: app.Json = False) -> None:
     beside = path.with_name("metrics.json")
     figures = Measured.load(beside).iou if beside.exists() else None
     if json:
-        app.print_json({"classes": info.classes, "lineage": info.lineage, "iou": figures})
+        app.print_json({"classes": info.classes, "history": info.history, "iou": figures})
         return
     app.make_console().print(history_table(model, info, figures))
 
@@ -231,7 +231,7 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
     table = Table(title=Text(f"{path}: {len(info.classes) - 1} classes"), title_justify="left")
     for column in ("step", "learned", "from", "images", "method", "when"):
         table.add_column(column, justify="right" if column in ("step", "images") else "left")
-    for entry in info.lineage:
+    for entry in info.history:
         table.add_row(
             str(entry.get("step", "")),
             Text(abbreviate(entry.get("classes", []))),

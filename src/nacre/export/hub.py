@@ -99,7 +99,7 @@ model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next 
 
 def _steps(info: ModelInfo) -> str:
     rows = []
-    for i, one in enumerate(info.lineage):
+    for i, one in enumerate(info.history):
         data = ", ".join(map(str, one.get("data", []))) or "not stated"
         rows.append([i, ", ".join(one["classes"]), one["images"], data, one.get("method", "?")])
     return _table(["step", "classes", "images", "data", "method"], rows)

@@ -1,6 +1,6 @@
 """An exported file in use: what it says about itself, and a class map from an image by onnxruntime.
 
-What it says (classes, colors, lineage, how it sees images, license) is plain JSON under the key
+What it says (classes, colors, history, how it sees images, license) is plain JSON under the key
 ``nacre`` of its metadata; the class names stand beside it under ``names``, where other programs
 look for them.
 """
@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from nacre.data.image_io import Pixels
 from nacre.errors import NacreError, describe_errors
 from nacre.evaluation.predictor import check_size, seen_size
-from nacre.models.io import Level, Lineage, ModelInfo, Name, NumChannels, check_channels
+from nacre.models.io import History, Level, ModelInfo, Name, NumChannels, check_channels
 from nacre.utils.io import parse_json
 from nacre.utils.system import import_extra
 from nacre.version import __version__
@@ -47,7 +47,7 @@ class Metadata:
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
         steps: Channels that each step added, with the background in step 0.
-        lineage: For each step: its classes and the number of its images.
+        history: For each step: its classes and the number of its images.
         crop: Side of the images that the network was trained on.
         predict_mode: How the graph shows an image to it: ``crop`` (its shorter side scaled to the
             crop), ``full`` (at its own size) or ``sliding`` (through windows of the crop's size).
@@ -59,7 +59,7 @@ class Metadata:
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[Color]
     steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
-    lineage: Lineage
+    history: History
     crop: Side
     predict_mode: Literal["crop", "full", "sliding"]
     form: Word
@@ -79,7 +79,7 @@ def describe(info: ModelInfo, form: str, license: str | None) -> Metadata:
         classes=list(info.classes),
         colors=[(red, green, blue) for red, green, blue in info.colors],
         steps=list(info.steps),
-        lineage=list(info.lineage),
+        history=list(info.history),
         crop=info.crop,
         predict_mode=info.predict_mode,
         form=form,

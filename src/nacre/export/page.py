@@ -139,7 +139,7 @@ def _render(models: Sequence[Described], packed: list[tuple[str, str]] | None) -
 
 
 def _about(said: Metadata) -> str:
-    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.lineage)
+    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.history)
     count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
     license = f"License of the weights: {said.license}. Made with nacre {said.version}."
     return f"Learned in {count}: {steps}. {license}"

@@ -101,7 +101,7 @@ class Step:
         config: The recipe (`nacre.training.config.Recipe`).
         dist: The processes that compute, and where.
         tests: How the network is tested after it (`nacre.runs`).
-        entry: What the model's lineage says of the step.
+        entry: What the model's history says of the step.
         history: The entries of the steps before it.
         overlapped: Whether its images may come again in other steps, with other labels.
         network: The student, as soon as it has grown.

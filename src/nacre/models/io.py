@@ -41,7 +41,7 @@ Level = Annotated[int, Field(strict=True, ge=0, le=255)]
 NumChannels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
 
 
-class LineageEntry(BaseModel):
+class HistoryEntry(BaseModel):
     """The description in a model file of a step that made it; more keys are allowed."""
 
     model_config = ConfigDict(extra="allow")
@@ -56,15 +56,15 @@ class LineageEntry(BaseModel):
     when: Annotated[str, Field(max_length=100)] = ""
 
 
-def check_lineage(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Refuse what is no lineage; return it as it is."""
+def check_history(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Check the entries of a history; return them."""
     for entry in entries:
-        check(LineageEntry, entry)
+        check(HistoryEntry, entry)
     return entries
 
 
-Lineage = Annotated[
-    list[dict[str, Any]], Field(max_length=MOST_CLASSES), AfterValidator(check_lineage)
+History = Annotated[
+    list[dict[str, Any]], Field(max_length=MOST_CLASSES), AfterValidator(check_history)
 ]
 
 
@@ -76,7 +76,7 @@ class ModelInfo:
         classes: Class name by channel.
         colors: RGB by channel.
         steps: Channels that each step added, with the background in step 0.
-        lineage: For each step that made it: its classes, images, data, method and time.
+        history: For each step that made it: its classes, images, data, method and time.
         model: The config of the network.
         crop: Side of the images it was trained on.
         predict_mode: How a new image is shown to it: ``crop`` (its shorter side scaled to the
@@ -89,7 +89,7 @@ class ModelInfo:
     classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
     colors: list[tuple[Level, Level, Level]]
     steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
-    lineage: Lineage
+    history: History
     model: dict[str, Any]
     crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
     predict_mode: Literal["crop", "full", "sliding"]
@@ -255,7 +255,7 @@ def save_start(
         classes=[BACKGROUND, *names],
         colors=list(distinct_colors(count)),
         steps=[count],
-        lineage=[{"step": 0, "classes": names, "images": 0, "data": [], "method": "given"}],
+        history=[{"step": 0, "classes": names, "images": 0, "data": [], "method": "given"}],
         model={},
         crop=crop,
         predict_mode="crop",

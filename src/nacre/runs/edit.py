@@ -51,7 +51,7 @@ class LedgerModel:
     Attributes:
         network: its network.
         info: what its file says about it.
-        sums: its rows; their steps are places in the lineage.
+        sums: its rows; their steps are places in the history.
     """
 
     network: Network
@@ -101,15 +101,15 @@ def save_ledger(model: LedgerModel, out: Path) -> Path:
 
 
 def forget_step(model: LedgerModel, step: int) -> LedgerModel:
-    """Return the model that never learned a step, given its place in the lineage."""
-    lineage = model.info.lineage
-    if not 0 <= step < len(lineage):
-        raise NacreError(f"there is no step {step}: the model has steps 0 to {len(lineage) - 1}")
+    """Return the model that never learned a step, given its place in the history."""
+    history = model.info.history
+    if not 0 <= step < len(history):
+        raise NacreError(f"there is no step {step}: the model has steps 0 to {len(history) - 1}")
     if not bool((model.sums.step == step).any()):
         raise NacreError(f"step {step} was not learned by the ledger, and cannot be forgotten")
     kept = model.sums.keep(model.sums.step != step)
     sums = replace(kept, step=kept.step - (kept.step > step).long())
-    entries = [one for i, one in enumerate(lineage) if i != step]
+    entries = [one for i, one in enumerate(history) if i != step]
     return _without(model, sums, entries)
 
 
@@ -119,18 +119,18 @@ def forget_folder(model: LedgerModel, name: str, step: int | None = None) -> Led
     Args:
         model: the model.
         name: the folder's name, as `nacre history` shows it.
-        step: the step's place in the lineage, where several learned from folders of this name.
+        step: the step's place in the history, where several learned from folders of this name.
     """
-    lineage = model.info.lineage
-    places = [i for i, one in enumerate(lineage) if name in one["data"] and step in (None, i)]
+    history = model.info.history
+    places = [i for i, one in enumerate(history) if name in one["data"] and step in (None, i)]
     if len(places) != 1:
-        named = sorted({one for entry in lineage for one in entry["data"]})
+        named = sorted({one for entry in history for one in entry["data"]})
         where = f"steps {', '.join(map(str, places))}" if places else f"none; {named}"
         raise NacreError(
             f"folder {name!r}: one step must have learned from it, and it is {where}; name the "
             "step too, or another folder"
         )
-    entry = lineage[places[0]]
+    entry = history[places[0]]
     if entry["data"].count(name) > 1:
         raise NacreError(f"step {places[0]} learned from several folders called {name!r}")
     if len(entry["data"]) == 1:
@@ -143,7 +143,7 @@ def _without_folder(model: LedgerModel, step: int, folder: int) -> LedgerModel:
     mine = model.sums.step == step
     kept = model.sums.keep(~(mine & (model.sums.folder == folder)))
     later = (kept.step == step) & (kept.folder > folder)
-    entry = dict(model.info.lineage[step])
+    entry = dict(model.info.history[step])
     for key in ("data", "folder_images"):
         entry[key] = [one for i, one in enumerate(entry[key]) if i != folder]
     entry["images"] = sum(entry["folder_images"])
@@ -153,8 +153,8 @@ def _without_folder(model: LedgerModel, step: int, folder: int) -> LedgerModel:
     channels = set(kept.channel.tolist())
     left = [model.info.classes[c] for c in channels]
     entry["classes"] = [name for name in entry["classes"] if name in left]
-    lineage = [entry if i == step else one for i, one in enumerate(model.info.lineage)]
-    return _without(model, replace(kept, folder=kept.folder - later.long()), lineage)
+    history = [entry if i == step else one for i, one in enumerate(model.info.history)]
+    return _without(model, replace(kept, folder=kept.folder - later.long()), history)
 
 
 def forget_class(model: LedgerModel, name: str) -> LedgerModel:
@@ -170,7 +170,7 @@ def forget_class(model: LedgerModel, name: str) -> LedgerModel:
     sums = model.sums.keep(model.sums.channel != classes.index(name))
     entries = [
         {**one, "classes": [other for other in one["classes"] if other != name]}
-        for one in model.info.lineage
+        for one in model.info.history
     ]
     return _without(model, sums, entries)
 
@@ -194,17 +194,17 @@ def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
     rows = other.sums.keep(other.sums.step >= shared)
     moved = replace(
         rows,
-        step=rows.step + len(one.info.lineage) - shared,
+        step=rows.step + len(one.info.history) - shared,
         channel=channels[rows.channel],
     )
-    lineage = [*one.info.lineage, *other.info.lineage[shared:]]
+    history = [*one.info.history, *other.info.history[shared:]]
     own = dict(zip(other.info.classes, other.info.colors, strict=True))
     info = replace(
         one.info,
         classes=names,
         colors=extend_colors(one.info.colors, names, own),
         steps=[*one.info.steps, *_added(one.info, other.info)],
-        lineage=_numbered(lineage),
+        history=_numbered(history),
     )
     return _solved(one, info, join([one.sums, moved]))
 
@@ -212,7 +212,7 @@ def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
 def _shared_steps(one: LedgerModel, other: LedgerModel) -> int:
     """Return how many first steps two models have in common, from the model both started from."""
     count = 0
-    for a, b in zip(one.info.lineage, other.info.lineage, strict=False):
+    for a, b in zip(one.info.history, other.info.history, strict=False):
         mine, theirs = (model.sums.keep(model.sums.step == count) for model in (one, other))
         names = [
             [model.info.classes[c] for c in rows.channel.tolist()]
@@ -258,7 +258,7 @@ def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
     return [count for count in added if count]
 
 
-def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> LedgerModel:
+def _without(model: LedgerModel, sums: Sums, history: list[dict[str, Any]]) -> LedgerModel:
     """Return the model of fewer rows, without the channels that have lost all of theirs."""
     lost = set(model.sums.channel.tolist()) - set(sums.channel.tolist()) - {0}
     kept = [c for c in range(len(model.info.classes)) if c not in lost]
@@ -273,7 +273,7 @@ def _without(model: LedgerModel, sums: Sums, lineage: list[dict[str, Any]]) -> L
         classes=names,
         colors=[info.colors[c] for c in kept],
         steps=_kept_groups(info.steps, kept),
-        lineage=_numbered(lineage),
+        history=_numbered(history),
     )
     return _solved(model, info, replace(sums, channel=channel))
 
@@ -288,8 +288,8 @@ def _kept_groups(steps: Sequence[int], kept: Sequence[int]) -> list[int]:
     return [counts[0] + 1, *counts[1:]]
 
 
-def _numbered(lineage: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**entry, "step": i} for i, entry in enumerate(lineage)]
+def _numbered(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "step": i} for i, entry in enumerate(history)]
 
 
 def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:

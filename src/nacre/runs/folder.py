@@ -6,7 +6,7 @@ events.jsonl             what happened
 step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
-facts.json               which classes are learned from which images, and tested on which
+data.json               which classes are learned from which images, and tested on which
 exemplars.csv            which old images each step learns from, where some are kept
 resume.safetensors       the state in the middle of a step, while there is one
 
@@ -56,7 +56,7 @@ class RunFolder:
         self.starts = path / "run.json"
         self.events = path / "events.jsonl"
         self.metrics = path / "metrics.json"
-        self.fingerprint = path / "facts.json"
+        self.fingerprint = path / "data.json"
         self.exemplars = path / "exemplars.csv"
         self.resume = path / "resume.safetensors"
         self.first_model = path / FIRST_MODEL
@@ -145,8 +145,8 @@ class RunFolder:
         saved = read_config(self.path, LearnConfig if self.one_step else RunConfig)
         changed = differences(result_values(saved), result_values(config))
         if self.fingerprint.exists():
-            begun = {"facts.json": load_json(self.fingerprint)}
-            changed += differences(begun, {"facts.json": fingerprint})
+            begun = {"data.json": load_json(self.fingerprint)}
+            changed += differences(begun, {"data.json": fingerprint})
         if changed:
             raise NacreError(
                 f"{self.path} holds a run with another config ({'; '.join(changed)}); "

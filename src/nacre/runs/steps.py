@@ -162,12 +162,12 @@ def next_step(
         info: What the file of the model says; None without one.
         images: What it learns from.
         channels: The model's, and the new ones.
-        about: What the lineage says of the images.
+        about: What the history says of the images.
         tests: How the network is tested after it.
     """
     dist, known = init_distributed(config.train.device), len(info.classes) if info else 0
     # A merged model was made by more steps than have channels of their own.
-    number = max(len(info.steps), len(info.lineage)) if info else 0
+    number = max(len(info.steps), len(info.history)) if info else 0
     sampler = step_sampler(config, len(images), number, dist.rank, dist.world_size)
     entry = {
         "step": number,
@@ -188,7 +188,7 @@ def next_step(
         dist=dist,
         tests=tests,
         entry=entry,
-        history=info.lineage if info else (),
+        history=info.history if info else (),
     )
 
 
@@ -343,7 +343,7 @@ def model_info(step: Step) -> ModelInfo:
         classes=list(channels.names),
         colors=list(channels.colors),
         steps=channels.per_step,
-        lineage=[*map(dict, step.history), step.entry | judged],
+        history=[*map(dict, step.history), step.entry | judged],
         model=config.model.model_dump(mode="json"),
         crop=config.images.crop_size,
         predict_mode=config.images.predict_mode,
