@@ -1,6 +1,7 @@
 """One way from an image of any size to its class map: scaled, padded, through windows, cut back."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,30 +129,29 @@ def test_blocks_are_the_class_map_of_the_whole(network, mode, size, options) -> 
         assert (found == predictor.classes(pixels)[0]).float().mean() > 0.999
 
 
-def test_blocks_read_no_more_than_a_window_at_once(network) -> None:
+def parts_read(predictor: Predictor, *how: Any) -> list[tuple[slice, slice]]:
+    """Return the rows and columns of an image that blocks of it ask for."""
     read = []
 
     def part(rows, columns):
         read.append((rows, columns))
         return torch.zeros(3, rows.stop - rows.start, columns.stop - columns.start).byte()
 
-    for _ in Predictor(network, "sliding", 32).blocks(part, (130, 101), 101):
+    for _ in predictor.blocks(part, *how):
         pass
+    return read
+
+
+def test_blocks_read_no_more_than_a_window_at_once(network) -> None:
+    read = parts_read(Predictor(network, "sliding", 32), (130, 101), 101)
     assert all(rows.stop - rows.start <= 32 for rows, _ in read)
     places = [(rows.start, columns.start) for rows, columns in read]
     assert len(places) == len(set(places))
 
 
 def test_a_large_image_that_is_scaled_is_never_read_as_a_whole(network) -> None:
-    read = []
-
-    def part(rows, columns):
-        read.append(rows.stop - rows.start)
-        return torch.zeros(3, rows.stop - rows.start, columns.stop - columns.start).byte()
-
-    for _ in Predictor(network, "crop", 32).blocks(part, (960, 320)):
-        pass
-    assert max(read) <= 2 * 10 + 1
+    read = parts_read(Predictor(network, "crop", 32), (960, 320))
+    assert max(rows.stop - rows.start for rows, _ in read) <= 2 * 10 + 1
 
 
 def test_strips_are_as_wide_as_memory_allows_and_a_window_at_least() -> None:

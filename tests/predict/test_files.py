@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 import numpy as np
 import pytest
@@ -176,15 +177,21 @@ def test_corrected_polygons_come_back_as_data(
     assert (found == model.predict(root / "a.png").names).all()
 
 
-def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
+def write_map(path: Path, pixels: np.ndarray) -> Any:
+    """Write an image with a place on Earth; return rasterio and the place."""
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
-    pixels = noise_image((130, 170), 7)
     place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
-    profile = {"driver": "GTiff", "height": 130, "width": 170, "count": 3, "dtype": "uint8"}
-    with rasterio.open(
-        tmp_path / "map.tif", "w", crs="EPSG:32632", transform=place, **profile
-    ) as file:
+    height, width, count = pixels.shape
+    profile = {"driver": "GTiff", "height": height, "width": width, "dtype": "uint8"}
+    more = {"crs": "EPSG:32632", "transform": place, "count": count}
+    with rasterio.open(path, "w", **profile, **more) as file:
         file.write(pixels.transpose(2, 0, 1))
+    return rasterio, place
+
+
+def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
+    pixels = noise_image((130, 170), 7)
+    rasterio, place = write_map(tmp_path / "map.tif", pixels)
     predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", window=32)
     with rasterio.open(tmp_path / "seen/masks/map.tif") as found:
         assert found.crs.to_epsg() == 32632
@@ -281,13 +288,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 def test_a_tiff_that_is_none_reaches_nothing_else(
     model, tmp_path: Path, asked, kind: str, window: int | None
 ) -> None:
-    rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
-    profile = {"driver": "GTiff", "height": 30, "width": 40, "count": 1, "dtype": "uint8"}
-    place = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
-    with rasterio.open(
-        tmp_path / "secret.tif", "w", crs="EPSG:32632", transform=place, **profile
-    ) as file:
-        file.write(np.full((1, 30, 40), 7, np.uint8))
+    write_map(tmp_path / "secret.tif", np.full((30, 40, 1), 7, np.uint8))
     address, paths = asked
     text = {
         "VRT of a file": VRT.format(source=tmp_path / "secret.tif"),

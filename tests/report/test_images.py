@@ -49,13 +49,16 @@ def test_disagreement_is_counted_among_incremental_methods_only(runs: Path) -> N
     assert all(seen.disagreement == 0 for seen in sheet.images)
 
 
+def mask_of(path: Path, pixels: Any, *how: Any) -> Any:
+    """Return the mask that the network of a run predicts."""
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    return Predictor(load(path, "cpu").network, *how).classes(batch)[0].numpy()
+
+
 def test_masks_are_what_the_networks_say(runs: Path) -> None:
     sheet = make_sheet([runs], 1)
     seen = sheet.images[0]
-    network = load(runs / "mib").network
-    batch = torch.from_numpy(seen.image.pixels).permute(2, 0, 1)[None]
-    expected = Predictor(network).scores(batch).argmax(1)[0].numpy()
-    assert np.array_equal(seen.masks[2], expected)
+    assert np.array_equal(seen.masks[2], mask_of(runs / "mib", seen.image.pixels))
     assert set(sheet.shown_classes()) >= set(np.unique(seen.masks[2]).tolist())
 
 
@@ -90,13 +93,8 @@ def test_data_uri_holds_the_picture() -> None:
 def test_pictures_are_seen_through_windows_where_tests_are(make_run: Any, tmp_path: Path) -> None:
     images = {"crop_size": 16, "eval_mode": "sliding"}
     path = make_run("a", networks=True, images=images)
-    (results,) = load_results([path])
-    data = open_data(results)
-    (seen,) = comparison_sheet(results, data, 1).images
-    network = load(path, "cpu").network
-    batch = torch.from_numpy(seen.image.pixels).permute(2, 0, 1)[None]
-    expected = Predictor(network, "sliding", 16).classes(batch)[0].numpy()
-    assert np.array_equal(seen.masks[0], expected)
+    (seen,) = make_sheet([path], 1).images
+    assert np.array_equal(seen.masks[0], mask_of(path, seen.image.pixels, "sliding", 16))
 
 
 @pytest.fixture

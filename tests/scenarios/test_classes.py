@@ -20,22 +20,20 @@ def test_channels_follow_the_order_of_learning():
     assert [TABLE.growth(0), TABLE.growth(1)] == [from_background(0, 3), from_background(3, 4)]
 
 
-def test_training_hides_everything_but_the_new_classes():
-    mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
-    assert TABLE.training_mapping(0, PAPER).apply(mask).tolist() == [[0, 2, 1, 0, 0, 0]]
-    assert TABLE.training_mapping(1, PAPER).apply(mask).tolist() == [[0, 0, 0, 0, 3, 0]]
-    assert TABLE.training_mapping(1, LATER).apply(mask).tolist() == [[0, 0, 0, 0, 3, IGNORE_INDEX]]
-
-
-def test_testing_ignores_what_is_not_learned_yet_or_counts_it_as_background():
-    mask = np.array([[0, 1, 2, 7, 9, 255]], np.uint8)
-    ignored = TABLE.testing_mapping(0, PAPER).apply(mask).tolist()
-    assert ignored == [
-        [0, 2, 1, 0, IGNORE_INDEX, IGNORE_INDEX]
-    ]  # cow is outside the task: background
-    counted = TABLE.testing_mapping(0, LATER).apply(mask).tolist()
-    assert counted == [[0, 2, 1, 0, 0, IGNORE_INDEX]]
-    assert TABLE.testing_mapping(1, PAPER).apply(mask).tolist() == [[0, 2, 1, 0, 3, IGNORE_INDEX]]
+@pytest.mark.parametrize(
+    ("mapping", "targets"),
+    [
+        (TABLE.training_mapping(0, PAPER), [0, 2, 1, 0, 0, 0]),
+        (TABLE.training_mapping(1, PAPER), [0, 0, 0, 0, 3, 0]),
+        (TABLE.training_mapping(1, LATER), [0, 0, 0, 0, 3, IGNORE_INDEX]),
+        (TABLE.testing_mapping(0, PAPER), [0, 2, 1, 0, IGNORE_INDEX, IGNORE_INDEX]),
+        (TABLE.testing_mapping(0, LATER), [0, 2, 1, 0, 0, IGNORE_INDEX]),
+        (TABLE.testing_mapping(1, PAPER), [0, 2, 1, 0, 3, IGNORE_INDEX]),
+    ],
+)
+def test_training_hides_all_but_new_classes_and_tests_what_is_not_learned_yet(mapping, targets):
+    """A cow is outside the task: it is background in both."""
+    assert mapping.apply(np.array([[0, 1, 2, 7, 9, 255]], np.uint8)).tolist() == [targets]
 
 
 def test_unlabeled_background_does_not_count_in_tests():
