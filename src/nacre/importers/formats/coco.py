@@ -101,7 +101,8 @@ def _read_categories(
 
 def _groups(categories: Categories) -> set[str]:
     """Return categories that may only name a group of others, as Roboflow writes one."""
-    groups = [item.get("supercategory") for _, item in categories.values()]
+    found = (item.get("supercategory") for _, item in categories.values())
+    groups = {name for name in found if isinstance(name, str)}
     return {
         name
         for name, item in categories.values()
