@@ -157,8 +157,7 @@ class Dkd(SigmoidMethod):
         """Make only new rows decay after step 0."""
         if not self.num_old:
             return groups
-        decaying = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
-        new, old = split_groups(groups, decaying)
+        new, old = split_new_rows(step, groups)
         return new + [{**group, "weight_decay": 0.0} for group in old]
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
@@ -203,19 +202,15 @@ def is_background_silent(network: Network) -> bool:
     return bool((rows.weight(first) == 0).all() & (rows.bias(first) == 0).all())
 
 
-def split_groups(
-    groups: list[ParamGroup], chosen: set[int]
+def split_new_rows(
+    step: Step, groups: list[ParamGroup]
 ) -> tuple[list[ParamGroup], list[ParamGroup]]:
-    """Split groups of parameters into those of chosen ones and the rest.
-
-    Args:
-        groups: What learns.
-        chosen: Ids of parameters.
-    """
+    """Split what learns into groups of the rows of new classes and groups of the rest."""
+    rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
     halves: tuple[list[ParamGroup], list[ParamGroup]] = ([], [])
     for half, wanted in zip(halves, (True, False), strict=True):
         for group in groups:
-            params = [value for value in group["params"] if (id(value) in chosen) == wanted]
+            params = [value for value in group["params"] if (id(value) in rows) == wanted]
             if params:
                 half.append({**group, "params": params})
     return halves

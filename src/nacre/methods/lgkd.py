@@ -21,18 +21,18 @@ from torch import Tensor
 from nacre.losses.distillations import label_guided_distillation
 from nacre.losses.statistics import grid_targets
 from nacre.methods.base import Batch, require_teacher
-from nacre.methods.plop import Plop, PodConfig
+from nacre.methods.plop import Plop, PlopConfig
 from nacre.models.network import Output
 
 
-def _weights(old: float, new: float, **pod: float) -> dict[str, Any]:
-    return {"old_weight": old, "new_weight": new, **pod}
+def _weights(old: float, new: float) -> dict[str, Any]:
+    return {"old_weight": old, "new_weight": new}
 
 
-class LgkdConfig(PodConfig):
+class LgkdConfig(PlopConfig):
     """The weights of the distillation, and the factors of local POD."""
 
-    name: Literal["lgkd"] = Field("lgkd", description="PLOP with label-guided distillation")
+    name: Literal["lgkd"] = Field("lgkd", description="PLOP with label-guided distillation")  # type: ignore[assignment]
     old_weight: float = Field(10.0, ge=0, description="weight on pixels of no new class")
     new_weight: float = Field(1.0, ge=0, description="weight on pixels of new classes")
 

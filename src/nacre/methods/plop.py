@@ -38,9 +38,10 @@ from nacre.methods.base import (
 from nacre.models.network import Output
 
 
-class PodConfig(MethodConfig):
+class PlopConfig(MethodConfig):
     """The factors of local POD."""
 
+    name: Literal["plop"] = Field("plop", description="pseudo-labels and local POD")
     pod: float = Field(0.01, ge=0, description="factor of the features' distance (VOC: 0.01)")
     pod_logits: float = Field(
         0.0005, ge=0, description="factor of the logits' distance (VOC: 0.0005)"
@@ -48,12 +49,6 @@ class PodConfig(MethodConfig):
 
     pseudo_labels: PseudoLabels = "entropy"
     init: NewRows = "background"
-
-
-class PlopConfig(PodConfig):
-    """The factors of local POD."""
-
-    name: Literal["plop"] = Field("plop", description="pseudo-labels and local POD")
 
 
 class Plop(Method):
@@ -68,7 +63,7 @@ class Plop(Method):
     uses_stages = True
     weighs_images = True
     requires = frozenset({"features", "stages"})
-    config: PodConfig
+    config: PlopConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
         """Return the cross-entropy on pseudo-labels, and local POD."""

@@ -73,7 +73,7 @@ from nacre.methods.base import (
     deeplab,
     require_teacher,
 )
-from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_groups
+from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_new_rows
 from nacre.models.network import Output
 
 SURE = 0.5
@@ -159,8 +159,7 @@ class Star(SigmoidMethod):
         """Make new rows learn faster after step 0."""
         if not self.num_old:
             return groups
-        rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
-        new, rest = split_groups(groups, rows)
+        new, rest = split_new_rows(step, groups)
         return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
 
     @torch.no_grad()
