@@ -154,10 +154,13 @@ def rebuild(
     """
     config = read_model_config(raw)
     config.check_file()
-    external.check_given(config, given)
     _check_numbers(raw, state)
     if given is not None:
-        assert isinstance(config, ExternalConfig)
+        if not (isinstance(config, ExternalConfig) and external.is_given(config)):
+            raise NacreError(
+                f"its header says how to build its network (kind {config.kind!r}): leave out "
+                "network=…"
+            )
         network: Network = _from_given(given, config, steps, state)
     else:
         build = partial(build_network, config, list(steps), crop, load=False)

@@ -49,8 +49,8 @@ def _make(
         return transformers.make(config, num_classes, load)
     if config.library == "python":
         raise NacreError(
-            "model.library='python' stands in files of networks that were given to nacre.learn in "
-            "Python, and no config can name one"
+            f"its network is a {config.name} that a Python program made: build one of the classes "
+            "that it had then and open the file by nacre.load(path, network=…)"
         )
     make_module = _make_smp if config.library == "smp" else _make_torchvision
     again = config.model_copy(update={"weights": "none"})
@@ -110,23 +110,6 @@ def describe_given(model: nn.Module) -> ExternalConfig:
             return found
     name = f"{type(model).__module__}.{type(model).__qualname__}"[:300]
     return ExternalConfig(library="python", name=name, weights="none")
-
-
-def check_given(config: ModelConfig, given: nn.Module | None) -> None:
-    """Refuse a file of a network given in Python without it, and one of another with one.
-
-    Raises:
-        NacreError: it says what to do.
-    """
-    if isinstance(config, ExternalConfig) and config.library == "python" and given is None:
-        raise NacreError(
-            f"it was learned from a {config.name} that a Python program made: build one of the "
-            "classes that it had then and open the file by nacre.load(path, network=…)"
-        )
-    if given is not None and not is_given(config):
-        raise NacreError(
-            f"its header says how to build its network (kind {config.kind!r}): leave out network=…"
-        )
 
 
 def _make_torchvision(config: ExternalConfig, num_classes: int, load: bool) -> nn.Module:
