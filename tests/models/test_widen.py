@@ -55,6 +55,9 @@ def test_background_splits_evenly_and_old_classes_stay(name: str, new: int) -> N
         torch.testing.assert_close(q[:, old:], share.expand(-1, new, -1, -1), rtol=0, atol=1e-6)
         assert widened.num_classes == q.shape[1] == old + new
     assert widened.deviation < 1e-5
+    _, main, auxiliary = NETWORKS[name]
+    assert widened.layers.main == pytest.approx(main)
+    assert [list(one) for one in widened.layers.auxiliary] == [[one] for one in auxiliary]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -76,14 +79,6 @@ def test_without_background_the_new_classes_are_one_average_class(name: str, new
     torch.testing.assert_close(new_score, mean, rtol=0, atol=1e-5)
     if new > 1:  # one class of average score can tie, if all are equal
         assert torch.equal(after.argmax(1), before.argmax(1))
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_main_and_auxiliary_layers_are_told_apart(name: str) -> None:
-    _, main, auxiliary = NETWORKS[name]
-    layers = widen(make(name), 1, images=IMAGES).layers
-    assert layers.main == pytest.approx(main)
-    assert [list(one) for one in layers.auxiliary] == [[one] for one in auxiliary]
 
 
 @pytest.mark.parametrize("background", [0, 2, None])

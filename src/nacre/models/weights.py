@@ -178,8 +178,8 @@ def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
         reason = " ".join(str(cause).split())[:200] or type(cause).__name__
         raise NacreError(
             f"could not get {file} of {repository}, revision {revision}, from "
-            f"{hub.constants.ENDPOINT} ({reason}): check the name, the network and "
-            "`hf auth login`, or fetch it by hand and give the path of the file"
+            f"{hub.constants.ENDPOINT} ({reason}): check the name and the network, log in by "
+            "`hf auth login` if it is private, or fetch it by hand and give the path of the file"
         ) from error
     return Path(found)
 
