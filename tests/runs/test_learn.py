@@ -457,11 +457,11 @@ def test_how_a_step_is_learned_is_said(pets, data):
     assert step.config.model.backbone == "tiny"
     assert step.config.images.crop_size == 32
     method, network, length = describe(step)
-    assert method == "learned by MiB; backbone and batch norm stay as before"
+    assert method == "method MiB; frozen: backbone, batch norm"
     assert network == "the start model's network, crops of 32 pixels, batches of 16 on cpu"
     assert re.match(r"100 updates, each of the \d+ images about \d+ times", length)
     first = describe(open_step(config_of(data / "birds")))
-    assert first[0] == "learned by Duo", "nothing is before step 0"
+    assert first[0] == "method Duo", "nothing is before step 0"
     assert first[1].startswith("lite0 from ImageNet's weights, crops of 160 pixels")
 
 

@@ -42,8 +42,8 @@ def test_a_new_class_is_judged_by_its_iou(iou, word):
 @pytest.mark.parametrize(
     ("counts", "reason"),
     [
-        ([{0: 9000, 3: 1000}] * 4, "4 training images have it: label more"),
-        ([{0: 9990, 3: 36}] * 9, "it is about 10 pixels wide .* --set images.crop_size=320"),
+        ([{0: 9000, 3: 1000}] * 4, "only 4 training images contain it: label more"),
+        ([{0: 9990, 3: 36}] * 9, "it is about 10 pixels wide, .* --set images.crop_size=320"),
         ([{0: 9910, 3: 90}] * 9, "wide"),
         (LARGE, "try more updates"),
     ],

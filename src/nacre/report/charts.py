@@ -1,8 +1,8 @@
 """The charts of a scenario as inline SVG: curves over steps, and losses.
 
-Every chart has a title and a description as text alternatives, and every mark has its value as a
-native tooltip. Colors come from the page's style sheet by class (``s0``, ``s1`` …) so that they
-follow light and dark; shapes of marks and dashes tell series apart without color.
+Every chart has a title and a description as text alternatives, and every mark has a tooltip with
+its value. Colors come from the page's style sheet by class (``s0``, ``s1`` …) so that they suit
+light and dark pages; marks and dashes distinguish the series without color.
 """
 
 import math
@@ -95,9 +95,9 @@ class Series:
 
     Attributes:
         name: Its name.
-        style: Number of its color, mark and dash; None for a bound: a gray, dashed level line.
+        style: Number of its color, mark and dash; None for a bound, a gray dashed level line.
         points: The points in order of x.
-        every: Distance of the points with a mark.
+        every: Every how many points have a mark.
     """
 
     name: str
@@ -122,7 +122,7 @@ def key(style: int | None) -> str:
 
 
 def step_curves(results: ScenarioResults) -> list[tuple[str, str]]:
-    """Return old, new and all over the steps: a heading and a chart each."""
+    """Return a heading and a chart for old, new and all classes over the steps."""
     if results.final == 0:
         return []
     steps = range(results.final + 1)
@@ -266,7 +266,7 @@ def _line(frame: PlotArea, across: Axis, up: Axis, one: Series) -> str:
 
 
 def _end_labels(frame: PlotArea, up: Axis, series: Sequence[Series]) -> list[str]:
-    """Return the names at the ends of the lines, moved apart where they would touch."""
+    """Return the names at the ends of the lines, moved apart if they touch."""
     ends = sorted((frame.y(one.points[-1].y, up), i) for i, one in enumerate(series))
     places = spread_out([y for y, _ in ends], 12, frame.floor)
     return [

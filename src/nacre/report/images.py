@@ -1,9 +1,9 @@
 """The images of a page: predictions of every method on the same test images.
 
-Test images are chosen by rule and never by hand: half are those in which the methods disagree
-most, half are drawn at random; both from a random sample of the test images where there are
-many. The disagreement of an image is the fraction of its tested pixels that the incremental methods
-do not all put into the same class.
+A rule chooses the test images: half are those in which the methods disagree most, half are drawn at
+random. If there are many test images, both come from a random sample of them. The disagreement of
+an image is the fraction of its tested pixels for which the incremental methods predict different
+classes.
 """
 
 import io
@@ -47,8 +47,8 @@ class TestImage:
 
     Attributes:
         name: Its name.
-        pixels: H,W,3, as it is tested.
-        truth: Channel by pixel, 255 where it is not tested.
+        pixels: H,W,3, as in tests.
+        truth: Channel of each pixel; 255 is not tested.
     """
 
     __test__ = False
@@ -70,9 +70,9 @@ class PredictedImage:
 
     Attributes:
         image: The image and its truth.
-        masks: Channel by pixel, one mask per column.
-        disagreement: Fraction of the pixels on which its predictions differ.
-        why: The reason why it was chosen.
+        masks: Channel of each pixel, one mask per column.
+        disagreement: Fraction of the pixels with different predictions.
+        why: Why it was chosen.
     """
 
     image: TestImage
@@ -187,7 +187,7 @@ def _disagreement(image: TestImage, i: int, compared: Sequence[Sequence[Pixels]]
 
 
 def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> list[tuple[int, str]]:
-    """Return places of images and why: the largest scores, then others at random."""
+    """Return places and reasons of images: the largest scores, then others at random."""
     order = np.argsort(-np.asarray(scores), kind="stable")
     count = min(count, len(order))
     first = (count + 1) // 2
@@ -232,20 +232,20 @@ def _batches(images: Sequence[TestImage]) -> Iterator[list[TestImage]]:
 def colorize(
     mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8
 ) -> Pixels:
-    """Return a mask in its colors over the faint gray image; untested pixels are light."""
+    """Return a mask in color over the faint gray image; untested pixels are light gray."""
     # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
     palette = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
     palette[: len(colors)] = np.asarray(colors, np.float32)
     gray = pixels.astype(np.float32).mean(2, keepdims=True)
     flat = palette[mask]
     mixed = flat * strength + gray * (1 - strength)
-    # The background's black would hide the image, so that one is only dimmed there.
+    # The background's black would hide the image, which is only dimmed there.
     mixed = np.where((mask == 0)[..., None], flat * 0.7 + gray * 0.3, mixed)
     return mixed.round().clip(0, 255).astype(np.uint8)
 
 
 def data_uri(pixels: Pixels, side: int) -> str:
-    """Return an image as text for a page, its longer side at most ``side``."""
+    """Return an image as a data URI, its longer side at most ``side``."""
     image = Image.fromarray(pixels)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
@@ -255,7 +255,7 @@ def data_uri(pixels: Pixels, side: int) -> str:
 
 
 def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return the name of each row and its tiles: image as text, text alternative, line below."""
+    """Return the name and the tiles of each row: data URI, text alternative, line below."""
     rows = []
     for one in sheet.images:
         name, pixels = one.image.name, one.image.pixels

@@ -1,15 +1,14 @@
 """The kinds of tables: after every step, after the last, by class, and the paper's own.
 
-A table is made of blocks of neighboring columns: the class groups of one scenario after its last
+A table consists of blocks of neighboring columns: the class groups of one scenario after its last
 step. A group is a range of places in the order of learning (``1-15``, ``20``), ``all``, or one
-class by its name; names are the user's own, ``3`` and ``all`` among them, so that a group stores
-its kind. ADE20K comes in several class orders: a block then has all of them, and a number is the
-mean over the orders, seed by seed.
+class by its name. A user may name a class ``3`` or ``all``, so a group stores whether it is a
+class. ADE20K has several class orders: a block then contains all of them, and a number is the mean
+over the orders, seed by seed.
 
-With the paper's results, each of our rows is followed by the paper's row and the difference,
-always named as such. Methods of the paper that were not run here have the paper's row alone;
-without any runs the tables are the paper's. A row of ours that is not run as the paper has a star
-beside the paper's, and the caption says where it differs.
+With the paper's results, the paper's row and the difference follow each row of ours. Methods that
+were not run here have the paper's row only; without any runs the table is the paper's. A row of
+ours that was not run as in the paper has a star, and the caption lists the differences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -80,7 +79,7 @@ class ClassGroup:
         title: The column's title.
         first: Place of its first class in the order of learning, from 1; None for all classes.
         last: Place of its last class.
-        is_class: True for one class under its own name, which is no mean.
+        is_class: True for a single class under its own name, which is not a mean.
     """
 
     title: str
@@ -105,7 +104,7 @@ def places(title: str) -> ClassGroup:
 
 @dataclass(frozen=True)
 class NamedRow:
-    """A row with the paper's name of its method, and where it differs from the paper's row."""
+    """A row with the paper's name of its method and its deviations from the paper's row."""
 
     row: Row
     method: str
@@ -122,7 +121,7 @@ class Block:
         groups: The columns.
         place: The key of its published results, if there are any.
         ablation: True if rows are named as in the paper's ablation.
-        beside: The methods whose published rows are shown too.
+        beside: The methods whose published rows are shown, too.
     """
 
     heading: str
@@ -151,7 +150,7 @@ class Block:
         return ", ".join(group.names(self.orders[0])) if self.orders else ""
 
     def _rows_by_name(self, results: ScenarioResults) -> dict[str, NamedRow]:
-        """Return rows by the paper's names; by their own names where those are not unique."""
+        """Return rows by the paper's names, or by their own names if those are not unique."""
         found: dict[str, list[NamedRow]] = {}
         for row in results.rows:
             method = published_name(row)
@@ -169,7 +168,7 @@ class Block:
         """Return a number per seed, averaged over the class orders that were run."""
         found = []
         for results, rows in zip(self.orders, self.rows, strict=True):
-            # One class alone is no mean for the background to be in.
+            # A single class is not a mean that could include the background.
             extra = (BACKGROUND,) if background and not group.is_class else ()
             classes = (*extra, *group.names(results))
             if name in rows and (seeds := _by_seed(rows[name].row, classes)):
@@ -183,7 +182,7 @@ def _by_seed(row: Row, names: Sequence[str]) -> dict[tuple[Any, ...], float]:
 
 
 def _over_orders(orders: Sequence[dict[tuple[Any, ...], float]]) -> tuple[float, ...]:
-    """Return the mean over the orders for each seed; without common seeds, one mean of all."""
+    """Return the mean over the orders for each seed, or one mean of all without common seeds."""
     if not orders:
         return ()
     seeds = [seed for seed in orders[0] if all(seed in found for found in orders)]
@@ -194,7 +193,7 @@ def _over_orders(orders: Sequence[dict[tuple[Any, ...], float]]) -> tuple[float,
 
 
 def own_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
-    """Return a scenario's block: with the paper's groups if it has them, else one per step."""
+    """Return a scenario's block with the paper's groups, or with a group per step."""
     place = _place(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:
@@ -221,7 +220,7 @@ def published_blocks(
     layout: PublishedTable,
     beside: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
-    """Yield the blocks of one of the paper's tables for which there are runs; all without runs."""
+    """Yield the blocks of a published table that have runs, or all of them without any runs."""
     found = [(place_of(one), one) for one in results]
     for place in layout.places:
         orders = tuple(one for key, one in found if key and key[0] == place and key[1] in ORDERS)
@@ -316,7 +315,7 @@ def make_tables(
 def _own_tables(
     results: Sequence[ScenarioResults], kind: str, paper: bool, background: bool
 ) -> list[ResultTable]:
-    """Return one table of all scenarios after the last step, or one per scenario by class."""
+    """Return a table of all scenarios after the last step, or a table by class per scenario."""
     numbers = ("1", "2") if kind == "last" else ("S per class",)
     figures = tuple(published()[number] for number in numbers) if paper else ()
     beside = _beside(figures)
@@ -396,7 +395,7 @@ def _names(plan: _Plan) -> dict[str, list[str]]:
 
 
 def _rows(plan: _Plan, method: str, names: Sequence[str]) -> list[TableRow]:
-    """Return our rows of a method, the paper's, and the differences, without empty ones."""
+    """Return our rows of a method, the paper's row, and the differences; leave out empty ones."""
     columns = [(block, group) for block in plan.blocks for group in block.groups]
     theirs = tuple(Cell(_theirs(plan, block, method, group)) for block, group in columns)
     mark = "published" if plan.is_later else "paper's"
@@ -460,7 +459,7 @@ def _published_notes(plan: _Plan) -> Iterator[str]:
 
 
 def _deviation_notes(plan: _Plan) -> Iterator[str]:
-    """Yield where the marked rows differ from the paper, what is common to all first."""
+    """Yield the deviations of the marked rows from the paper, those common to all first."""
     where: dict[str, dict[str, None]] = {}
     marked: dict[str, None] = {}
     for block in plan.blocks:

@@ -1,8 +1,7 @@
-"""The page of one step of `nacre learn`: every class before and after it, with images of both.
+"""The page of a step of `nacre learn`: every class and some images before and after the step.
 
-The images are chosen by rule: of the step's test images (the training images if it has none)
-those in which the two models differ most, and as many in which they differ least among those with
-a class: what changed, and what stayed.
+A rule chooses the images among the step's test images, or its training images if it has none: half
+are those in which the two models differ most, half those with a class in which they differ least.
 """
 
 from pathlib import Path
@@ -54,7 +53,7 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
     try:
         sheet = choose_images(folder, images) if images else None
     except NacreError as error:
-        missing = str(error)  # the data or the start model are not here any more
+        missing = str(error)  # the data or the start model were moved or deleted
     points = "{:+.1f}".format
     text = render(
         "learn.html.j2",
@@ -76,7 +75,7 @@ def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
 
 
 def choose_images(folder: Path, count: int) -> Sheet:
-    """Predict images of a step with its start model and its own, and choose some."""
+    """Choose images of a step by the predictions of its start model and of its own."""
     config = read_config(folder, LearnConfig)
     device = choose_device("auto")
     network, info, _ = load_model(folder / "model.safetensors", device)
@@ -94,19 +93,19 @@ def choose_images(folder: Path, count: int) -> Sheet:
     rest.sort(key=lambda one: (not (one.masks[-1] > 0).any(), one.disagreement))
     chosen = (*changed, *rest[: count - len(changed)])
     colors = tuple((c[0], c[1], c[2]) for c in info.colors)
-    # A folder labels its own classes alone: what it calls background may be another class.
+    # A folder labels its own classes only: its background may be another class.
     return Sheet(tuple(columns), tuple(info.classes), colors, chosen, len(found), is_scored=False)
 
 
 def _changed(image: TestImage, masks: tuple[Pixels, ...]) -> PredictedImage:
-    """Return an image with the fraction of its pixels that is predicted as something else now."""
+    """Return an image with the fraction of its pixels whose prediction changed."""
     before = masks[0] if masks[1:] else np.zeros_like(masks[0])
     change = float((before != masks[-1]).mean())
     return PredictedImage(image, masks, change, f"{percent(change)} % changed")
 
 
 def _read_some(data: LearnData) -> list[TestImage]:
-    """Read images of every data set of a step, spread evenly, the same ones every time."""
+    """Read images of every data set of a step at even distances."""
     images: list[TestImage] = []
     each = max(1, MAX_CANDIDATES // len(data.sets))
     for one in (one for one in data.compared_splits() if one.is_new):
@@ -117,7 +116,7 @@ def _read_some(data: LearnData) -> list[TestImage]:
 
 
 def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row per class: its IoU before and after, agreement, and its tests."""
+    """Return a row per class: IoU before and after, agreement, verdict and test sets."""
     agreement = (metrics["agreement"] or {}).get("iou", {})
     rows = []
     for name in metrics["classes"][1:]:

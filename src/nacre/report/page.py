@@ -1,6 +1,6 @@
-"""The report: one HTML page that contains everything, and the table as Markdown and CSV.
+"""The report: a self-contained HTML page, and the tables as Markdown and CSV.
 
-out/index.html   tables, charts and images; needs nothing beside it
+out/index.html   tables, charts and images
 out/table.md     the table of every scenario
 out/table.csv    the same numbers, one per line
 """
@@ -51,9 +51,9 @@ class Section:
     Attributes:
         results: Its finished runs.
         paper: Add the paper's results.
-        plan: The images of each step, if the data is here.
-        sheet: Predictions, if the data and the networks are here.
-        missing: Why something of this is missing.
+        plan: The images of each step, if the data are available.
+        sheet: Predictions, if the data and the networks are available.
+        missing: Why the plan or the sheet is missing.
     """
 
     results: ScenarioResults
@@ -79,8 +79,8 @@ def write_report(
         out: The folder of the page.
         title: The page's title; by default the scenarios.
         images: Number of images per scenario; 0 for none.
-        paper: Add the paper's results, where it has some.
-        notify: Receives a line about each folder that is left out.
+        paper: Add the paper's results, if it has some.
+        notify: Called with a line about each folder that is left out.
     """
     sections = [make_section(results, images, paper) for results in load_results(runs, notify)]
     tables = [steps_table(section.results) for section in sections]
@@ -94,9 +94,9 @@ def write_report(
 
 
 def make_section(results: ScenarioResults, images: int, paper: bool) -> Section:
-    """Open the data and the networks of a scenario, as far as they are here."""
+    """Open the data and the networks of a scenario, if they are available."""
     section = Section(results, paper)
-    # A report can be made where the data or the models are not; the page says what is missing.
+    # Without data or models, the page is written and names what is missing.
     try:
         data = open_data(results)
         plan = tuple(make_plan(data.scenario, data.train_index, data.image_lists))
@@ -109,7 +109,7 @@ def make_section(results: ScenarioResults, images: int, paper: bool) -> Section:
 
 
 def render(template: str, filters: dict[str, Callable[..., str]], **values: Any) -> str:
-    """Return a filled template, with the style, the version and today's date."""
+    """Fill a template, adding the style, the version and the date."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -158,12 +158,12 @@ def _context(section: Section, i: int) -> dict[str, Any]:
 
 
 def _tables(results: ScenarioResults) -> list[tuple[str, ResultTable]]:
-    """Return the tables by name: the first is shown, the others can be opened."""
+    """Return tables by name; all but the first are folded on the page."""
     steps = ("After every step", steps_table(results))
     counted = ("The same with the background counted", steps_table(results, background=True))
     if len(results.groups) <= MAX_STEPS:
         return [steps, counted]
-    # The last of many steps, which matters most, would be far to the right.
+    # With many steps, the last one matters most but would be far to the right.
     (last,) = make_tables([results], "last")
     return [("", last), steps, counted]
 
@@ -176,7 +176,7 @@ def _paper_table(section: Section) -> ResultTable | None:
 
 
 def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
-    """Return a row's IoU by class (down) and step (across), and how much of it was forgotten."""
+    """Return the heat map of a row: IoU by class and step, and forgetting."""
     steps = [step for step in range(results.final + 1) if row.runs[0].after(step) is not None]
     names = [(name, step) for step, group in enumerate(results.groups) for name in group]
     return {
@@ -192,7 +192,7 @@ def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
 
 
 def _time(row: Row) -> dict[str, Any]:
-    """Return time and memory of the steps that a row's first run learned itself."""
+    """Return the time and memory of the steps that a row's first run learned itself."""
     run = row.runs[0]
     learned = {event.step: event for event in run.events if isinstance(event, StepLearned)}
     speeds = [event.images_per_second for event in run.events if isinstance(event, Trained)]
@@ -210,7 +210,7 @@ def _time(row: Row) -> dict[str, Any]:
 
 
 def _differences(results: ScenarioResults) -> list[tuple[str, list[str]]]:
-    """Return the config values that are not the same in all rows."""
+    """Return the config values that differ between the rows."""
     configs = [row.runs[0].deciding for row in results.rows]
     names = dict.fromkeys(name for config in configs for name in config)
     found = []

@@ -1,23 +1,22 @@
-"""The paper's own results, and where a run of ours differs from the paper.
+"""Published results, and the deviations of a run from the paper.
 
-``paper_tables.csv`` has the numbers of the paper's tables as printed, background left out of every
-mean; its order is the order of rows and columns. ADE20K's are means over the class orders a and b.
-``later_tables.csv`` has the numbers of methods since 2020 as later papers and repositories give
-them, each with its source, with what the method stores, and with whether the background is in its
-means (in those of old and of all classes, as these papers count). Our rows are found by method; the
-rows of the ablation by the three switches of ``mib``:
+``paper_tables.csv`` contains the numbers of the paper's tables as printed, without the background
+in means; its order is that of rows and columns. Those of ADE20K are means over the class orders a
+and b. ``later_tables.csv`` contains the numbers of methods since 2020 from later papers and
+repositories: each with its source, with the data that the method stores, and with whether its means
+(of old and of all classes) include the background. Rows of ours are matched by their method, those
+of the ablation by the three switches of ``mib``:
 
     LwF                     lwf
     LwF + CE                mib with kd=plain, init=random
     LwF + CE + KD           mib with init=random
     MiB (CE + KD + init)    mib
 
-The paper does not print the weights of the two rows in the middle: `nacre.methods.mib` says which
-they have under the preset `paper`, and why.
+The paper does not print the weights of the two rows in the middle; `nacre.methods.mib` explains
+those of the preset `paper`.
 
-A row of ours has a method's plain name beside the paper's only if it is run as the preset `paper`
-makes of its scenario and method, on the images that were released. Every other row has a star, and
-the table says what differs (`deviations`).
+A row of ours has a method's plain name only if it was run with the preset `paper` on the released
+images. Every other row has a star, and the table lists the differences (`deviations`).
 """
 
 import csv
@@ -127,7 +126,7 @@ def _lines(name: str) -> list[dict[str, str]]:
 
 
 def _tables(file: str, key: str) -> dict[str, PublishedTable]:
-    """Return the tables of a file by the column that names them: a table's number, a data set."""
+    """Return the tables of a file by the column that names them."""
     by_name: dict[str, list[dict[str, str]]] = {}
     for line in _lines(file):
         by_name.setdefault(line[key].removesuffix(")").split(" (")[0], []).append(line)
@@ -151,7 +150,7 @@ def _table(name: str, lines: list[dict[str, str]]) -> PublishedTable:
 
 
 def place_of(results: ScenarioResults) -> tuple[Place, str] | None:
-    """Return a scenario's place and its class order, or None if its classes are its own."""
+    """Return a scenario's place and class order, or None if it has class lists of its own."""
     try:
         written = read_scenario(results.scenario)
     except NacreError:
@@ -192,7 +191,7 @@ def _is_fused_plop(run: RunResult) -> bool:
 
 
 def deviations(run: RunResult) -> tuple[str, ...]:
-    """Return where a run differs from the paper, each as ``what: ours (paper: its)``."""
+    """Return the deviations of a run from the paper, each as ``what: ours (paper: its)``."""
     overrides = {
         "scenario": run.scenario,
         "data": run.config.get("data", {}),
@@ -244,7 +243,7 @@ def _image_deviations(run: RunResult, written: ScenarioFile) -> list[str]:
 
 
 def _compare(what: str, ours: dict[int, Images], released: dict[int, Images]) -> list[str]:
-    """Compare the lists of the steps whose lists were released."""
+    """Compare image lists with the released ones."""
     if all(ours.get(step) == images for step, images in released.items()):
         return []
     mine = sum(ours[step][0] for step in released if step in ours)

@@ -1,11 +1,11 @@
 """Finished runs, grouped into the rows of tables and the scenarios of pages.
 
-Runs of one scenario that differ in nothing but their seed are one *row*: their results are
-averaged. What could make them differ is every config key that affects results, and the images
-that they learned from and were tested on. Equal seeds are never averaged: a copy of a run is shown
-once, and runs of one seed with other results are rows of their own; the notes say so. A row is
-named after its method; where several rows have the same method, the name carries the config
-values that tell them apart, or the run's folder.
+Runs of one scenario that differ only in their seed form one *row*, and their results are averaged.
+Runs of a row agree in every config key that affects results, and in their training and test
+images. Equal seeds are never averaged: a copy of a run is shown once, and runs with the same seed
+but other results get rows of their own; notes tell about both. A row is named after its method. If
+several rows have the same method, their names add the config values that differ, or the run's
+folder.
 """
 
 import json

@@ -135,7 +135,7 @@ def learn_in_folder(
 
 
 def describe(step: Step) -> list[str]:
-    """Return lines about how a step is learned: by which method, on what network, how long."""
+    """Return lines about the method, the network and the length of a step."""
     config: LearnConfig = step.config
     return [_method_line(config), _network_line(config, step.dist.device.type), _length_line(step)]
 
@@ -143,10 +143,8 @@ def describe(step: Step) -> list[str]:
 def _method_line(config: LearnConfig) -> str:
     method, title = config.method, find_entry(config.method.name).title
     always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
-    kept = [one.replace("_", " ") for one in (*always, *method.freeze)] if config.start else []
-    named = " and ".join([", ".join(kept[:-1]), kept[-1]] if kept[1:] else kept)
-    stays = f"; {named} {'stay' if kept[1:] else 'stays'} as before" if kept else ""
-    return f"learned by {title}{stays}"
+    frozen = [one.replace("_", " ") for one in (*always, *method.freeze)] if config.start else []
+    return f"method {title}" + (f"; frozen: {', '.join(frozen)}" if frozen else "")
 
 
 def _network_line(config: LearnConfig, device: str) -> str:
@@ -162,16 +160,16 @@ def _network_line(config: LearnConfig, device: str) -> str:
 def _length_line(step: Step) -> str:
     kind, count = find_method(step.config.method.name), step.num_images
     if not kind.learns_by_gradient:
-        return "one pass over the images, without an update"
+        return "one pass over the images, no updates"
     if kind.holds_out and count < FEWEST_TO_HOLD_OUT:
-        few = f"fewer than {FEWEST_TO_HOLD_OUT} images cannot judge updates of its decoder"
-        return f"the ledger in one pass over the images; {few}, so none is made"
+        few = f"fewer than {FEWEST_TO_HOLD_OUT} images are too few to train the decoder"
+        return f"the ledger in one pass over the images; {few}"
     times = step.iterations * step.sampler.batch_size / max(1, count)
     length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"
     length += " (--set train.iterations=… for another length)"
     if kind.holds_out:
-        first = "first the ledger in one pass over the images, then its decoder"
-        return f"{first}: {length}; kept if they gain on held-out images"
+        first = "first the ledger in one pass over the images, then the decoder"
+        return f"{first}: {length}; kept if held-out images gain"
     return length
 
 

@@ -46,7 +46,7 @@ def judge(
             if word in ("weak", "not learned"):
                 reason = _reason(data, name, stride)
             elif word == "not tested":
-                reason = "no test image has a pixel of it: name some in val.txt"
+                reason = "no test image contains it: list some in val.txt"
         else:
             word, reason = _of_old(now, before.get(name), (agreement or {}).get(name))
         found[name] = {"word": word, "reason": reason}
@@ -65,27 +65,27 @@ def _of_old(now: float | None, was: float | None, agreement: float | None) -> tu
         return ("kept", "") if is_kept else ("lost", "a larger weight of the method keeps more")
     if agreement is not None:
         if agreement >= AGREES:
-            return "kept", "by agreement alone: no test image has it"
-        return "lost", "by agreement alone: test images that have it (--test) would say more"
-    return "not tested", "no image here has it: name a folder that does by --test"
+            return "kept", "judged by agreement only, because no test image contains it"
+        return "lost", "judged by agreement only; give test images that contain it (--test)"
+    return "not tested", "no image contains it: give a folder with it (--test)"
 
 
 def _reason(data: LearnData, name: str, stride: int) -> str:
     """Return the likely reason why a class was not learned, and what to try next."""
     pixels = list(_pixels(data, name))
     if len(pixels) < FEW_IMAGES:
-        return f"{len(pixels)} training images have it: label more"
+        return f"only {len(pixels)} training images contain it: label more"
     width = median(_width(data, *one) for one in pixels)
     if width < 1.5 * stride:
         crop = data.config.crop_size
         return (
-            f"it is about {width:.0f} pixels wide where the network has one score for {stride}: "
+            f"it is about {width:.0f} pixels wide, but the network has one score every {stride}: "
             f"try --set images.crop_size={2 * crop}, which takes longer"
         )
     share = sum(held for held, _ in pixels) / sum(total for _, total in pixels)
     if share < RARE:
         more = "label more, or try more updates (--set train.iterations=…)"
-        return f"it is {share:.1%} of the pixels: {more}"
+        return f"it covers only {share:.1%} of the pixels: {more}"
     return "label more images, or try more updates (--set train.iterations=…)"
 
 

@@ -67,7 +67,9 @@ def read_tensors(
             metadata = file.metadata() or {}
             tensors = {name: _move(file.get_tensor(name), place) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
+        raise NacreError(
+            f"{path} is damaged or is not a safetensors file ({error}); copy or download it again"
+        ) from error
     if "nacre" not in metadata:
         raise NacreError(f"{path} was not written by nacre: its header has no `nacre` entry")
     try:

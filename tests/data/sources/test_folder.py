@@ -81,7 +81,7 @@ def test_classes_may_lie_elsewhere(root: Path, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("missing", ["images", "masks"])
 def test_a_missing_folder_says_what_is_needed(root: Path, missing: str) -> None:
     (root / missing).rename(root / "other")
-    with pytest.raises(NacreError, match=rf"{missing} is missing; .* must hold images/, masks/"):
+    with pytest.raises(NacreError, match=rf"no folder .*{missing}; a data folder contains"):
         _open(root)
 
 
@@ -176,5 +176,5 @@ def test_hidden_files_and_folders_are_no_images(root: Path) -> None:
 def test_other_files_are_neither_images_nor_masks(root: Path, kind: str, endings: str) -> None:
     for path in (root / kind).iterdir():
         path.rename(path.with_suffix(".gif"))
-    with pytest.raises(NacreError, match=rf"{kind} holds no {kind}; they end in {endings}"):
+    with pytest.raises(NacreError, match=rf"{kind} contains no {kind} .{endings}"):
         _open(root)

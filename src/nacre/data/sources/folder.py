@@ -51,17 +51,17 @@ class Folder(FileSource):
         self.config = config
         self.root = expand_user(config.root)
         images, masks = self.root / "images", self.root / "masks"
-        for part in (self.root, images, masks):
-            if not part.is_dir():
+        for folder in (self.root, images, masks):
+            if not folder.is_dir():
                 raise NacreError(
-                    f"the folder {part} is missing; {self.config.root} must hold images/, masks/ "
-                    "and classes.yaml"
+                    f"there is no folder {folder}; a data folder contains images/, masks/ and "
+                    "classes.yaml"
                 )
         self._images, self._masks = _files(images, IMAGE_SUFFIXES), _files(masks, (".png",))
         if not self._images:
-            raise NacreError(f"{images} holds no images; they end in {', '.join(IMAGE_SUFFIXES)}")
+            raise NacreError(f"{images} contains no images ({', '.join(IMAGE_SUFFIXES)})")
         if not self._masks:
-            raise NacreError(f"{masks} holds no masks; they end in .png")
+            raise NacreError(f"{masks} contains no masks (.png)")
 
     @cached_property
     def space(self) -> LabelSpace:
