@@ -32,8 +32,10 @@ from nacre.losses.reference import at_least_float32
 
 # On CPUs a strip and its few companions should stay in the cache.
 _CPU_STRIP_BYTES = 4 << 20
-# On other devices a strip should be large enough to keep the device busy, whatever is free at the
-# moment: otherwise the order of the sums, and so the last digits, would change from run to run.
+# On a GPU a strip should be large enough to keep it busy, and its companions together a few
+# hundredths of the memory. The total decides, not what is free at the moment: otherwise the order
+# of the sums, and so the last digits, would change from run to run.
+_GPU_MEMORY_SHARE = 128
 _DEVICE_STRIP_BYTES = 64 << 20
 
 
@@ -278,8 +280,7 @@ class StripUpsampler:
         height, count, channels, _ = self.maps.shape
         line_bytes = channels * self.size[1] * self.maps.element_size()
         # As many lines of output as fit the strip's bytes, at least one.
-        is_cpu = self.maps.device.type == "cpu"
-        lines = max(1, (_CPU_STRIP_BYTES if is_cpu else _DEVICE_STRIP_BYTES) // line_bytes)
+        lines = max(1, _strip_bytes(self.maps.device) // line_bytes)
         between_inputs = -(-self.size[0] // height)
         rows = min(lines, self.size[0], max(between_inputs, lines // count))
         return max(1, min(count, lines // rows)), rows
@@ -346,6 +347,13 @@ def first_channel(is_greatest: Tensor) -> Tensor:
     channels = is_greatest.shape[1]
     rank = torch.arange(channels, 0, -1, dtype=is_greatest.dtype, device=is_greatest.device)
     return channels - is_greatest.mul_(rank.view(-1, 1)).amax(1)
+
+
+def _strip_bytes(device: torch.device) -> int:
+    """Return how large a strip may be."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory // _GPU_MEMORY_SHARE
+    return _CPU_STRIP_BYTES if device.type == "cpu" else _DEVICE_STRIP_BYTES
 
 
 def _even_parts(begin: int, end: int, most: int) -> list[slice]:
