@@ -228,6 +228,18 @@ def test_any_size_has_as_many_points_as_the_stride_says_rounded_up(size: tuple[i
     assert output.logits.shape[-2:] == tuple(-(-side // 16) for side in size)
 
 
-def test_a_grid_finer_than_all_stages_is_refused() -> None:
-    with pytest.raises(NacreError, match="needs one of stride 16 or less"):
-        StageGrid([(96, 32)], stride=16, crop=None)
+@pytest.mark.parametrize("stride", [32, 14])
+def test_a_grid_that_no_stage_can_be_averaged_to_is_refused(stride: int) -> None:
+    with pytest.raises(NacreError, match=f"whose stride divides 16, .* have {stride};"):
+        StageGrid([(96, stride)], stride=16, crop=None)
+
+
+@pytest.mark.parametrize("strides", [(4, 12, 12), (32, 4, 32), (4, 9, 32)])
+def test_what_is_no_finer_and_coarser_half_is_laid_out(strides: tuple[int, ...]) -> None:
+    """Sums over a grid see three points at most of a coarser stage, and more of another one."""
+    grid = StageGrid([(3, stride) for stride in strides], stride=16, crop=None)
+    stages = tuple(torch.rand(1, 3, -(-64 // stride), -(-96 // stride)) for stride in strides)
+    maps, rows, coarse = grid.parts(stages)
+    assert coarse is None
+    beside = rows[:, :, None, None].expand(-1, -1, *maps.shape[-2:])
+    torch.testing.assert_close(torch.cat([maps, beside], 1), grid.join(stages))

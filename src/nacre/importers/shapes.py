@@ -39,7 +39,6 @@ from nacre.importers.rasterize import (
 
 Area = Callable[[int, int], Patch]
 Runs = npt.NDArray[np.int64]
-Four = tuple[float, float, float, float]
 
 LONGEST_RUN = 2**31
 MOST_RUNS = 1 << 23

@@ -208,10 +208,10 @@ class StageGrid(nn.Module):
         super().__init__()
         widths = [width for width, _ in stages]
         self.strides = [stride for _, stride in stages]
-        if not self.strides or min(self.strides) > stride:
+        if not any(stride % one == 0 for one in self.strides):
             raise NacreError(
-                f"a grid of stages needs one of stride {stride} or less, and the backbone's have "
-                f"{', '.join(map(str, self.strides)) or 'none'}; choose another backbone"
+                f"a grid of stages needs one whose stride divides {stride}, and the backbone's "
+                f"have {', '.join(map(str, self.strides)) or 'none'}; choose another backbone"
             )
         self.reads = tuple(range(len(widths)))
         self.stride = stride
@@ -249,12 +249,12 @@ class StageGrid(nn.Module):
             joined = self.join(stages)
             return joined, joined.new_zeros(len(joined), 0), None
         rows = self.pool(stages[-1])[..., 0, 0]
-        finer = [self.stride % stride == 0 for stride in self.strides]
-        count = sum(finer)
-        coarse = stages[count:]
-        if not (coarse and all(finer[:count]) and len({one.shape[-2:] for one in coarse}) == 1):
+        count = sum(self.stride % stride == 0 for stride in self.strides)
+        finer, coarser, coarse = self.strides[:count], self.strides[count:], stages[count:]
+        # A pixel sees three points at most of a coarser stage, which is what `PixelSums` takes.
+        if min(coarser, default=0) <= self.stride or len({one.shape[-2:] for one in coarse}) > 1:
             return self.lay_out(stages), rows, None
-        maps = self._on_grid(list(stages[:count]), self.strides[:count], stages[0])
+        maps = self._on_grid(list(stages[:count]), finer, stages[0])
         return torch.cat(maps, dim=1), rows, torch.cat(coarse, dim=1)
 
     def covers(self, stages: tuple[Tensor, ...]) -> bool:

@@ -6,7 +6,7 @@ events.jsonl             what happened
 step-0/model.safetensors the network after the step (and model.json, for people)
 step-0/metrics.json      how it tests
 metrics.json             what all steps together show
-data.json               which classes are learned from which images, and tested on which
+data.json                which classes are learned from which images, and tested on which
 exemplars.csv            which old images each step learns from, where some are kept
 resume.safetensors       the state in the middle of a step, while there is one
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, create_model
 
@@ -57,7 +57,6 @@ from nacre.utils.config import (
 
 ConfigValues = dict[str, Any]
 PrecisionName = Literal["auto", "float32", "tf32", "bfloat16", "float16"]
-PRECISIONS: tuple[str, ...] = get_args(PrecisionName)
 
 
 class TrainConfig(OptimConfig):

@@ -1,7 +1,7 @@
 """Long passes: how far they have come, told to whoever shows it, and processes that share them.
 
-The rooms that do the work know nothing of terminals: they open a bar here by its title. It is
-silent until a program says how bars are shown (`set_progress_bar`), as the command line does.
+Modules that do the work know nothing of terminals: they open a bar here by its title. It is silent
+until a program says how bars are shown (`set_progress_bar`), as the command line does.
 """
 
 import os
@@ -38,9 +38,9 @@ def set_progress_bar(bar: Bar) -> None:
     _bar = bar
 
 
-def show_progress(title: str, instead: Progress | None = None) -> AbstractContextManager[Progress]:
-    """Open a bar with a title, or give what the caller shows instead; it takes how much is done."""
-    return _bar(title) if instead is None else nullcontext(instead)
+def show_progress(title: str) -> AbstractContextManager[Progress]:
+    """Open a bar with a title; it takes how much is done, and of how much."""
+    return _bar(title)
 
 
 @contextmanager
