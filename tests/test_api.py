@@ -52,6 +52,7 @@ TENSOR = "a tensor must be uint8 of 3 x height x width, not"
         (torch.zeros(1, 3, 8, 8).byte(), TENSOR),
         (torch.zeros(3, 8, 8), TENSOR),
         (torch.zeros(8, 8, 3).byte(), TENSOR),
+        (None, "an image must be a file, a Pillow image, an array or a tensor, not None"),
     ],
 )
 def test_pixels_of_another_form_are_refused(model, pixels, says):

@@ -248,7 +248,8 @@ class RunDisplay(Display):
     def _begin_step(self, event: "events.StepBegan") -> None:
         again = f", resuming at iteration {event.first}" if event.first else ""
         names = abbreviate(event.classes, 6)
-        self._print(f"  step {event.step}: {names} ({event.images:,} images){again}")
+        images = "1 image" if event.images == 1 else f"{event.images:,} images"
+        self._print(f"  step {event.step}: {names} ({images}){again}")
         self._leave_out(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 

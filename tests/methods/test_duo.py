@@ -17,7 +17,7 @@ from nacre.methods import METHODS, Batch, duo
 from nacre.methods.ledger import Counted, count_said, put_origins
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.io import find_model, load_model
+from nacre.models.io import find_model, load_model, save_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.learn import learn_config, learn_in_folder, open_step
 from nacre.runs.run import open_scenario, run_scenario
@@ -349,14 +349,25 @@ def test_what_is_forgotten_leaves_the_ledger_wholly_and_loses_its_row_of_the_dec
     assert_same_ledger(forget_step(whole, 1), open_ledger(learned("pearl")))
 
 
-def test_the_commands_say_what_the_decoder_does(learned, tmp_path):
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_commands_say_what_a_trained_decoder_does(learned, tmp_path, trained):
+    for name in ("pearl", "starfish"):
+        network, info, state = load_model(find_model(learned(name)))
+        network.ledger.learned.fill_(trained)
+        (tmp_path / name).mkdir()
+        save_model(tmp_path / name / "model.safetensors", network, info, state)
+    both = [str(tmp_path / name) for name in ("pearl", "starfish")]
     run = CliRunner().invoke
-    two, one = str(learned("pearl", "starfish")), str(learned("starfish"))
-    done = run(program, ["forget", two, "--class", "pearl", "--out", str(tmp_path / "a")])
-    assert "weights were still trained with it" in " ".join(done.output.split())
-    done = run(program, ["merge", str(learned("pearl")), one, "--out", str(tmp_path / "b")])
-    assert "treats the classes of the others as background" in " ".join(done.output.split())
+    done = run(program, ["merge", *both, "--out", str(tmp_path / "b")])
+    said = " ".join(done.output.split())
+    assert ("treats the classes of the others as background" in said) == trained
     assert nacre.load(tmp_path / "b").classes == ("background", "pearl", "starfish")
+    done = run(
+        program, ["forget", str(tmp_path / "b"), "--class", "pearl", "--out", str(tmp_path / "a")]
+    )
+    said = " ".join(done.output.split())
+    assert ("may still have been trained with it" in said) == trained
+    assert "1 class " in said
 
 
 def test_a_merged_class_is_background_to_a_decoder_that_has_not_learned_it(learned):

@@ -73,6 +73,15 @@ def test_files_folders_and_globs_are_found_once(images: Path, tmp_path: Path) ->
         find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
 
 
+def test_of_a_data_folder_only_the_images_are_predicted(tmp_path: Path) -> None:
+    for part in ("images", "masks"):
+        (tmp_path / "pets" / part / "a").mkdir(parents=True)
+        (tmp_path / "pets" / part / "a" / "x.png").touch()
+    (tmp_path / "pets" / "contact-sheet.jpg").touch()
+    (found,) = find_inputs([str(tmp_path / "pets")], tmp_path / "seen")
+    assert found.path == tmp_path / "pets/images/a/x.png"
+
+
 def test_hidden_files_of_a_folder_are_no_images(images: Path, tmp_path: Path) -> None:
     (images / "a" / "._x.png").write_bytes(b"macOS")
     (images / ".cache").mkdir()

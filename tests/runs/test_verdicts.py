@@ -55,6 +55,13 @@ def test_a_class_that_was_not_learned_has_the_likely_reason(counts, reason):
     assert re.search(reason, found["reason"]), found
 
 
+@pytest.mark.parametrize("counts", [LARGE, [{0: 49900, 3: 100}] * 9])
+def test_more_updates_are_not_advised_where_none_were_made(counts):
+    found = judge(step(*counts), 4, {"bird": 0.0}, {}, None, has_updates=False)["bird"]
+    assert "label more" in found["reason"]
+    assert "updates" not in found["reason"]
+
+
 @pytest.mark.parametrize(
     ("now", "was", "agreement", "word"),
     [

@@ -123,7 +123,7 @@ def forget(
     from nacre.api.model import load
 
     edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
-    note = "no trace of it is left in the ledger; the decoder's weights were still trained with it"
+    note = "no trace of it is left in the ledger; the decoder may still have been trained with it"
     _show_edited(edited, note)
 
 
@@ -159,11 +159,12 @@ def history(model: app.ModelPath, json: app.Json = False) -> None:
 
 
 def _show_edited(model: "Model", note: str) -> None:
-    """Print a model's history, and a note if it has a decoder beside its ledger."""
+    """Print a model's history, and a note if it has a trained decoder beside its ledger."""
     assert model.path is not None
     console = app.make_console()
     console.print(history_table(model.path.parent, model.info, None))
-    if getattr(model.network, "ledger", None) is not None:
+    ledger = getattr(model.network, "ledger", None)
+    if ledger is not None and bool(ledger.learned.any()):
         console.print(note, markup=False)
     console.print(f"model: {model.path}", soft_wrap=True, markup=False)
 
@@ -173,7 +174,9 @@ def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
     for one in data.sets:
         hidden = data.training_mapping(one).hidden
-        text = f"{one.name}: {len(one.train_index):,} images label {abbreviate(one.labeled)}"
+        count = len(one.train_index)
+        images = "1 image labels" if count == 1 else f"{count:,} images label"
+        text = f"{one.name}: {images} {abbreviate(one.labeled)}"
         text += f"; its background may hide {abbreviate(hidden)}" if hidden else ""
         lines.append(Text(text))
         known = [name for name in one.unlabeled if name in data.known]
@@ -228,7 +231,9 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
     """Return the steps that made a model as a table."""
     from nacre.report.results import percent
 
-    table = Table(title=Text(f"{path}: {len(info.classes) - 1} classes"), title_justify="left")
+    count = len(info.classes) - 1
+    title = f"{path}: {count} class{'es' * (count != 1)}"
+    table = Table(title=Text(title), title_justify="left")
     for column in ("step", "learned", "from", "images", "method", "when"):
         table.add_column(column, justify="right" if column in ("step", "images") else "left")
     for entry in info.history:

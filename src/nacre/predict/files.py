@@ -98,6 +98,8 @@ def _paths(given: str, out: Path) -> Iterable[Path]:
         return [path]
     if path.is_dir():
         os.scandir(path).close()  # what may not be read is no folder without images
+        if (path / "images").is_dir() and (path / "masks").is_dir():
+            path = path / "images"  # of a data folder the masks are no photographs
         # Hidden files are no images: macOS leaves some beside those that it copies.
         candidates = sorted(
             one

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nacre.data.image_io import Pixels, open_image, upright_rgb
 from nacre.data.image_io import load as decode
-from nacre.errors import NacreError
+from nacre.errors import NacreError, shown
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import Channels, Color, is_wide
 from nacre.predict.polygons import ClassMap, simplify, trace_rings
@@ -93,7 +93,13 @@ def to_rgb(image: AnyImage) -> Image.Image:
         return decode(open_image(Path(image)))
     if isinstance(image, Tensor):
         image = _from_tensor(image)
-    return upright_rgb(_from_array(image) if isinstance(image, np.ndarray) else image)
+    if isinstance(image, np.ndarray):
+        image = _from_array(image)
+    if not isinstance(image, Image.Image):
+        raise NacreError(
+            f"an image must be a file, a Pillow image, an array or a tensor, not {shown(image)}"
+        )
+    return upright_rgb(image)
 
 
 def _from_tensor(image: Tensor) -> npt.NDArray[Any]:

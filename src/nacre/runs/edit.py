@@ -125,10 +125,14 @@ def forget_folder(model: LedgerModel, name: str, step: int | None = None) -> Led
     places = [i for i, one in enumerate(history) if name in one["data"] and step in (None, i)]
     if len(places) != 1:
         named = sorted({one for entry in history for one in entry["data"]})
-        where = f"steps {', '.join(map(str, places))}" if places else f"none; {named}"
+        if not places:
+            where = f"step {step}" if step is not None else "the model"
+            raise NacreError(
+                f"{where} did not learn from a folder {name!r}; the folders are {', '.join(named)}"
+            )
         raise NacreError(
-            f"folder {name!r}: one step must have learned from it, and it is {where}; name the "
-            "step too, or another folder"
+            f"the steps {', '.join(map(str, places))} learned from a folder {name!r}; "
+            "name the step, too"
         )
     entry = history[places[0]]
     if entry["data"].count(name) > 1:

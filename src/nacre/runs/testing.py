@@ -33,7 +33,7 @@ from nacre.evaluation.predictor import Predictor, cut_predictor, model_predictor
 from nacre.labels.channels import Channels, ignore_value
 from nacre.labels.mapping import LabelPolicy
 from nacre.labels.space import BACKGROUND
-from nacre.methods import Step
+from nacre.methods import Step, find_method
 from nacre.methods.step import until_stopped
 from nacre.models.io import load_model
 from nacre.models.network import Network
@@ -237,6 +237,9 @@ class LearnTests:
         found = self.compare(predictor, step.channels, start, one_pass)
         iou, iou_before = class_ious(found.after), class_ious(found.before)
         agreement = found.agreement["iou"] if found.agreement else None
+        by_gradient = find_method(step.config.method.name).learns_by_gradient
+        has_updates = by_gradient and step.iterations > 0
+        stride = step.network.stride
         return {
             "step": step.number,
             "classes": list(step.channels.names),
@@ -244,7 +247,7 @@ class LearnTests:
             "images": sum(test["images"] for test in found.after),
             "iou": iou,
             "iou_before": iou_before,
-            "verdicts": judge(self.data, step.network.stride, iou, iou_before, agreement),
+            "verdicts": judge(self.data, stride, iou, iou_before, agreement, has_updates),
             "mean_iou": mean_ious(iou, self.data.known, self.data.new),
             "agreement": found.agreement,
             "tests": found.after,

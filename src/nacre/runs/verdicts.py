@@ -27,7 +27,12 @@ RARE = 0.01
 
 
 def judge(
-    data: LearnData, stride: int, iou: dict[str, Any], before: dict[str, Any], agreement: Any
+    data: LearnData,
+    stride: int,
+    iou: dict[str, Any],
+    before: dict[str, Any],
+    agreement: Any,
+    has_updates: bool = True,
 ) -> dict[str, dict[str, str]]:
     """Return a word for every class of a model, and the likely reason of a bad one.
 
@@ -37,6 +42,7 @@ def judge(
         iou: Of every class that was tested.
         before: The same of the start model.
         agreement: By class the share of what the start model saw that is still seen, or None.
+        has_updates: Whether the step made updates, so that more of them may help.
     """
     found = {}
     for name in data.channels.names[1:]:
@@ -44,7 +50,7 @@ def judge(
         if name in data.new:
             word, reason = _of_new(now), ""
             if word in ("weak", "not learned"):
-                reason = _reason(data, name, stride)
+                reason = _reason(data, name, stride, has_updates)
             elif word == "not tested":
                 reason = "no test image contains it: list some in val.txt"
         else:
@@ -70,9 +76,10 @@ def _of_old(now: float | None, was: float | None, agreement: float | None) -> tu
     return "not tested", "no image contains it: give a folder with it (--test)"
 
 
-def _reason(data: LearnData, name: str, stride: int) -> str:
+def _reason(data: LearnData, name: str, stride: int, has_updates: bool) -> str:
     """Return the likely reason why a class was not learned, and what to try next."""
     pixels = list(_pixels(data, name))
+    updates = ", or try more updates (--set train.iterations=…)" if has_updates else ""
     if len(pixels) < FEW_IMAGES:
         return f"only {len(pixels)} training images contain it: label more"
     width = median(_width(data, *one) for one in pixels)
@@ -84,9 +91,8 @@ def _reason(data: LearnData, name: str, stride: int) -> str:
         )
     share = sum(held for held, _ in pixels) / sum(total for _, total in pixels)
     if share < RARE:
-        more = "label more, or try more updates (--set train.iterations=…)"
-        return f"it covers only {share:.1%} of the pixels: {more}"
-    return "label more images, or try more updates (--set train.iterations=…)"
+        return f"it covers only {share:.1%} of the pixels: label more{updates}"
+    return f"label more images{updates}"
 
 
 def _pixels(data: LearnData, name: str) -> Sequence[tuple[int, int]]:
