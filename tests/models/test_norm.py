@@ -206,6 +206,7 @@ def external() -> nn.Module:
         nn.BatchNorm2d(4, momentum=None),
         nn.BatchNorm2d(4, affine=False),
         nn.BatchNorm2d(4, track_running_stats=False),
+        nn.SyncBatchNorm(4),
         nn.Flatten(2),
         nn.BatchNorm1d(4),
         nn.Dropout(0),

@@ -72,7 +72,7 @@ def find_kind(name: str) -> Kind:
     Raises:
         NacreError: there is none, or the package that brings it is broken.
     """
-    return find_entry(KINDS, name, "nacre.models", Kind, "model.kind")
+    return find_entry(KINDS, name, "nacre.models", Kind, "kind of network", "model.kind")
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:

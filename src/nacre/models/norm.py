@@ -411,11 +411,12 @@ def synchronize_batch_norm(model: nn.Module) -> None:
     `nn.SyncBatchNorm` refuses CPUs and replaces modules, which loses what a library's own kind of
     batch norm adds (timm's has an activation in it). Here every call of `F.batch_norm` inside a
     batch norm becomes one of `batch_norm`. Names of parameters and buffers stay as they are, and
-    with one process nothing changes.
+    with one process nothing changes. A `nn.SyncBatchNorm` that is there becomes a plain batch norm.
     """
     for module in model.modules():
         if isinstance(module, _BatchNorm) and not isinstance(module, _Synchronized):
-            kind = type(module)
+            is_torchs = isinstance(module, nn.SyncBatchNorm)
+            kind = nn.BatchNorm2d if is_torchs else type(module)
             module.__class__ = type(kind.__name__, (_Synchronized, kind), {})
 
 
