@@ -196,6 +196,8 @@ def test_what_cannot_be_edited_is_said_in_one_sentence(learned, folders, tmp_pat
         NacreError, match="nothing to forget: give a step, a data folder or a class"
     ):
         nacre.load(path).forget(out=tmp_path / "x")
+    with pytest.raises(NacreError, match="a class is forgotten in all steps: give it without"):
+        nacre.load(path).forget(step=0, class_name="pearl", out=tmp_path / "x")
     with pytest.raises(NacreError, match="exists already"):
         nacre.load(path).forget(step=0, out=path)
     values = {**RECIPE, "seed": 7}

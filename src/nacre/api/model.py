@@ -95,8 +95,10 @@ class Model:
             raise NacreError(
                 "this model was not loaded from a file; call forget of nacre.load(path)"
             )
-        if (step is None and folder is None) == (class_name is None):
+        if step is None and folder is None and class_name is None:
             raise NacreError("nothing to forget: give a step, a data folder or a class")
+        if class_name is not None and (step is not None or folder is not None):
+            raise NacreError("a class is forgotten in all steps: give it without step or folder")
         known = open_ledger(self.path, self.network.given)
         if class_name is not None:
             edited = forget_class(known, class_name)
