@@ -152,7 +152,7 @@ def test_a_test_set_that_changed_is_noticed(tmp_path):
     config = folder_config(root)
     stopped(config, run, 12)
     (root / "val.txt").write_text("08\n09\n")
-    sentence = r"another config \(data.json.tests.0.images: 2 -> 1; data.json.tests.0.sha256: "
+    sentence = r"other data \(data.json.tests.0.images: 2 -> 1; data.json.tests.0.sha256: "
     with pytest.raises(NacreError, match=sentence):
         run_scenario(config, run)
 

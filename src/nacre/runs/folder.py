@@ -143,14 +143,15 @@ class RunFolder:
         if self.nothing_learned:
             return
         saved = read_config(self.path, LearnConfig if self.one_step else RunConfig)
-        changed = differences(result_values(saved), result_values(config))
+        changed = {"another config": differences(result_values(saved), result_values(config))}
         if self.fingerprint.exists():
             begun = {"data.json": load_json(self.fingerprint)}
-            changed += differences(begun, {"data.json": fingerprint})
-        if changed:
+            changed["other data"] = differences(begun, {"data.json": fingerprint})
+        found = [f"{what} ({'; '.join(where)})" for what, where in changed.items() if where]
+        if found:
             raise NacreError(
-                f"{self.path} holds a run with another config ({'; '.join(changed)}); "
-                "choose another --out, or give the folder's own values to go on"
+                f"{self.path} holds a run with {' and '.join(found)}; choose another --out, or "
+                "give the folder's own values and data to go on"
             )
 
     def lock(self) -> AbstractContextManager[None]:
