@@ -68,8 +68,7 @@ def make_model(crop: int) -> Model:
     network = Adapter(nn.Conv2d(3, CLASSES, 16, 16)).eval()
     names = ["background", *(f"class {i}" for i in range(1, CLASSES))]
     colors = [(i * 200, 255 - i * 200, 128) for i in range(CLASSES)]
-    labels: list[int | None] = list(range(CLASSES))
-    info = ModelInfo(names, colors, labels, [CLASSES], [], {}, crop, "full", {})
+    info = ModelInfo(names, colors, [CLASSES], [], {}, crop, "full", {})
     return Model(network, info)
 
 
