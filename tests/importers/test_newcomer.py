@@ -66,6 +66,14 @@ def test_two_exports_in_one_folder_number_their_classes_apart(
     assert sorted(found) == [*[[0]] * empty, [0, 1], [0, 2]]
 
 
+def test_a_yolo_description_may_name_the_classes_alone(tmp_path: Path) -> None:
+    yolo_set(tmp_path / "x", "[cat]")
+    save_text(tmp_path / "x" / "data.yaml", "names: [cat]\n")
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert got.names == ["cat"]
+    assert len(got.images()) == 1
+
+
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
     cvat_task(tmp_path / "x", (250, 50, 83), "Röhre")

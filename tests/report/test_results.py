@@ -219,7 +219,8 @@ def test_an_unfinished_run_and_trials_are_left_out_of_a_folder(make_run: Any) ->
     with pytest.raises(NacreError, match="holds a step of `nacre learn`"):
         load_results([runs / "step"])
     with pytest.raises(NacreError, match=r"no finished run in .*tuned is left out"):
-        load_results([runs / "tuned"])
+        load_results([runs / "tuned"], lines.append)
+    assert len(lines) == 3  # the error says it, and it is said once
 
 
 @pytest.mark.parametrize("rest", ['{"time": 1.0, "event": "tr', "\0\0\0", '["a", "list"]\n'])

@@ -421,8 +421,10 @@ def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
     with pytest.raises(NacreError, match="known"):
         learning(data / "birds", out)()
     learning(data / "fish", tmp_path / "fish", start=out)()
-    with pytest.raises(NacreError, match=r"data.json.data.0.name: 'birds' -> 'fish'"):
+    with pytest.raises(NacreError, match=r"data.json.data.0.name: 'birds' -> 'fish'") as caught:
         learning(data / "fish", out, start=pets)()
+    assert str(caught.value).count(" -> ") == 6  # the others are counted
+    assert " more); choose another --out" in str(caught.value)
 
 
 @pytest.mark.parametrize("classes", ["{1: pearl, 4: pearl}", "[crate, pearl, crate]"])

@@ -196,6 +196,8 @@ def test_assignments_need_a_key_and_a_value(text):
 
 
 def test_differences_name_the_place_and_both_values():
+    tests = [{"name": "pets", "train": {"images": 3}}]
+    assert differences({"tests": tests}, {"tests": []}) == ["tests.0: 'pets' -> None"]
     found = differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 4}})
     assert found == ["a.c: 2 -> 4", "d: 3 -> None"]
 

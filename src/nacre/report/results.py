@@ -211,11 +211,11 @@ def load_runs(
                 runs[folder.resolve()] = load_run(folder)
             else:
                 left_out.append(f"{folder} is left out: it is not finished")
-    for line in left_out:
-        notify(line)
     if not runs:
         named = ", ".join(map(str, paths))
         raise NacreError(f"no finished run in {named}" + "".join(f"; {one}" for one in left_out))
+    for line in left_out:
+        notify(line)
     return list(runs.values())
 
 

@@ -41,6 +41,9 @@ from nacre.utils.distributed import Distributed
 from nacre.utils.io import LOCK_NAME, load_json, locked, remove_temporaries, save_json, save_text
 from nacre.version import __version__
 
+_MOST_CHANGES = 6
+"""Differences that the refusal of a folder names."""
+
 
 class RunFolder:
     """The files of a run.
@@ -147,7 +150,7 @@ class RunFolder:
         if self.fingerprint.exists():
             begun = {"data.json": load_json(self.fingerprint)}
             changed["other data"] = differences(begun, {"data.json": fingerprint})
-        found = [f"{what} ({'; '.join(where)})" for what, where in changed.items() if where]
+        found = [f"{what} ({_first_few(where)})" for what, where in changed.items() if where]
         if found:
             raise NacreError(
                 f"{self.path} holds a run with {' and '.join(found)}; choose another --out, or "
@@ -222,6 +225,12 @@ def _versions() -> dict[str, Any]:
 
 
 # Network file systems show another machine's new files after a while.
+def _first_few(changed: list[str]) -> str:
+    """Return differences as one text; count those beyond a few."""
+    more = len(changed) - _MOST_CHANGES
+    return "; ".join(changed[:_MOST_CHANGES] + [f"and {more} more"] * (more > 0))
+
+
 PATIENCE_SECONDS = 60.0
 
 

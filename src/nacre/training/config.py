@@ -471,12 +471,14 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
 
 def _by_key(value: Any) -> Mapping[str, Any] | None:
     """Return what a mapping holds by key, or a list of mappings by place."""
-    if isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
         return {str(place): one for place, one in enumerate(value)}
     return value if isinstance(value, Mapping) else None
 
 
 def _brief(value: Any) -> str:
-    """Return a value as a sentence shows it: of a digest the beginning is enough."""
+    """Return a value as a sentence shows it: the name of what has one, the start of a digest."""
+    if isinstance(value, Mapping) and "name" in value:
+        value = value["name"]
     is_digest = isinstance(value, str) and len(value) == 64
     return f"{value[:10]}…" if is_digest else shown(value)

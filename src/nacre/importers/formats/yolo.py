@@ -7,7 +7,7 @@ shares of the width and height; five numbers are a box. Where outlines overlap, 
 lies on top.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,21 +36,24 @@ _TOLERANCE = 0.01
 def find(export: Export) -> list[File]:
     """Return the file that names the classes, if there are labels in text files."""
     texts = export.with_suffix(".txt")
-    described = [file for file in export.with_suffix(".yaml", ".yml") if _describes(export, file)]
+    has_labels = any(file.is_below("labels") for file in texts)
+    keys = ("names",) if has_labels else (*_SPLIT_KEYS, "nc", "path")
+    described = [
+        file for file in export.with_suffix(".yaml", ".yml") if _describes(export, file, keys)
+    ]
     if described and texts:
         return outermost(described)
-    has_labels = any(file.is_below("labels") for file in texts)
     return export.named(*_NAME_FILES)[:1] if has_labels else []
 
 
-def _describes(export: Export, file: File) -> bool:
-    """Return whether a YAML file describes such a data set."""
+def _describes(export: Export, file: File, keys: Sequence[str]) -> bool:
+    """Return whether a YAML file describes such a data set: by names and one of the keys."""
     try:
         known = as_dict(load_yaml(file))
     except NacreError as error:
         export.damage[file] = error
         return False
-    return "names" in known and any(key in known for key in (*_SPLIT_KEYS, "nc", "path"))
+    return "names" in known and any(key in known for key in keys)
 
 
 def read(reading: Reading, files: list[File]) -> None:
