@@ -62,12 +62,12 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
     else:
         _fit(method, step)
     step.state, step.teacher = method.state(), None
-    _choose_options(step)
     # Without updates there is nothing to judge.
     step.judged = method.judged if step.iterations else None
     if (found := step.judged) is not None:
         names = [step.channels.names[c] for c in found.classes]
         step.observe(StepJudged(step.number, found.before, found.after, found.kept, names))
+    _choose_options(step)
     step.observe(StepLearned(step.number, round(time.monotonic() - began, 1), peak_memory(device)))
     return step
 
