@@ -72,7 +72,7 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     train, val = report.splits
     kinds = ["missing image", "missing mask", "sizes differ", "unknown label"]
     assert [problem.kind for problem in train.problems] == kinds
-    assert [problem.kind for problem in val.problems] == ["damaged file"]
+    assert [problem.kind for problem in val.problems] == ["unusable file"]
     assert not report.is_valid
     text = _text(report)
     assert "p3.png holds the unknown label 44 in 48 pixels" in text

@@ -46,7 +46,7 @@ Kept = dict[str, tuple[FileSignature, LabelCounts]]
 """What a pass found, by the mask's path below the data folder: the folder may be moved."""
 
 ProblemKind = Literal[
-    "missing image", "missing mask", "damaged file", "sizes differ", "unknown label"
+    "missing image", "missing mask", "unusable file", "sizes differ", "unknown label"
 ]
 
 _FEW = 100
@@ -112,7 +112,7 @@ def _examine(pair: Pair, decode: bool) -> Contents | Problem:
         size, is_turned = examine_image(image, decode)
     except NacreError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
-            return Problem("damaged file", name, str(error))
+            return Problem("unusable file", name, str(error))
         if image.exists():
             return Problem("missing mask", name, f"the mask {mask} is missing")
         return Problem("missing image", name, f"the image {image} is missing")
