@@ -85,7 +85,7 @@ def test_no_module_imports_one_to_its_right(name):
 
 
 def test_in_the_report_the_page_comes_last():
-    order = ("results", "published", "tables", "kinds", "charts", "images", "page", "learn_page")
+    order = ("results", "published", "tables", "kinds", "charts", "images", "page")
     for name in (name for name in MODULES if name.startswith("nacre.report.")):
         others = [other for other in GRAPH[name] if other.startswith("nacre.report.")]
         mine = order.index(name.split(".")[2])

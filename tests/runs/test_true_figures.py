@@ -20,7 +20,7 @@ from nacre.labels.channels import first_channels
 from nacre.labels.mapping import LabelPolicy
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.report.learn_page import write_learn_page
+from nacre.report.page import write_learn_page
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.learn import open_folders
 from nacre.runs.testing import LearnTests, Pass, class_ious

@@ -188,7 +188,7 @@ def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
 
 def learn_table(metrics: dict[str, Any]) -> RenderableType:
     """Return a table of every class before and after a step, with notes below it."""
-    from nacre.report.learn_page import class_rows
+    from nacre.report.page import class_rows
 
     table = Table(
         title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test images",

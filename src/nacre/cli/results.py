@@ -105,8 +105,7 @@ def report(
     paper: Annotated[bool, flag("--paper", "Add the paper's results.")] = False,
 ) -> None:
     """Write one page about finished runs, or about a learned step: tables, charts, images."""
-    from nacre.report.learn_page import is_learn_folder, write_learn_page
-    from nacre.report.page import write_report
+    from nacre.report.page import is_learn_folder, write_learn_page, write_report
 
     if len(runs) == 1 and is_learn_folder(runs[0]):
         page = write_learn_page(runs[0], out, images=images)

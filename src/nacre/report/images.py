@@ -1,55 +1,56 @@
-"""The images of a page: predictions of every method on the same test images.
+"""The images of a page: predictions of several networks on the same images.
 
-A rule chooses the test images: half are those in which the methods disagree most, half are drawn at
-random. If there are many test images, both come from a random sample of them. The disagreement of
-an image is the fraction of its tested pixels for which the incremental methods predict different
-classes.
+A rule chooses the images among candidates: half are those in which the networks disagree most, half
+are drawn at random. The disagreement of an image is the fraction of its tested pixels for which
+they predict different classes.
+
+The candidates of a scenario are a random sample of its test images, and joint training does not
+count for the disagreement. Those of a step of `nacre learn` are at even distances among its test
+images, or its training images if it has none.
 """
 
 import io
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
+from torch import Tensor
 
 from nacre.data.dataset import EvalDataset
 from nacre.data.step_data import ScenarioData
 from nacre.errors import NacreError
-from nacre.evaluation.predictor import Predictor, cut_predictor
-from nacre.labels.channels import IGNORE_INDEX, WIDE_IGNORE_INDEX, ignore_value
+from nacre.evaluation.predictor import Predictor, cut_predictor, model_predictor
+from nacre.labels.channels import IGNORE_INDEX, WIDE_IGNORE_INDEX, Channels, Color, ignore_value
 from nacre.models.io import load_model
 from nacre.report.results import Row, ScenarioResults, percent
 from nacre.runs.folder import RunFolder, read_config
+from nacre.runs.learn import open_learn_data
 from nacre.runs.run import open_scenario
-from nacre.training.config import RunConfig
+from nacre.training.config import LearnConfig, RunConfig
 from nacre.utils.device import choose_device
 
 Pixels = npt.NDArray[np.uint8]
-Color = tuple[int, int, int]
 
-BATCH = 16
 UNTESTED = 215
 """Gray of pixels that are not tested."""
-DIFFERENT, RANDOM = "methods differ most", "drawn at random"
 MIN_CANDIDATES, MAX_CANDIDATES = 24, 200
-"""Test images among which to look for disagreement: fewer of large ones, which take long."""
-MAX_SMALL = 128
+"""Candidates of a scenario: fewer of large images, which take long."""
+MAX_STEP_CANDIDATES = 96
+"""Candidates of a step of `nacre learn`."""
+MAX_SIDE = 256
+"""Longer side of the images on a page."""
+MAX_SMALL_SIDE = 128
 """Images up to this side are enlarged pixel by pixel."""
 
 
 @dataclass(frozen=True)
 class TestImage:
-    """A test image.
-
-    Attributes:
-        name: Its name.
-        pixels: H,W,3, as in tests.
-        truth: Channel of each pixel; 255 is not tested.
-    """
+    """An image with the channel of each pixel; 255 is not tested."""
 
     __test__ = False
 
@@ -63,17 +64,14 @@ class TestImage:
         tested: npt.NDArray[np.bool_] = self.truth != ignore_value(self.truth)
         return tested
 
+    def fraction(self, mask: npt.NDArray[np.bool_]) -> float:
+        """Return the fraction of the tested pixels that a mask contains."""
+        return float((mask & self.tested).sum() / max(int(self.tested.sum()), 1))
+
 
 @dataclass(frozen=True)
-class PredictedImage:
-    """An image of a sheet and its predictions.
-
-    Attributes:
-        image: The image and its truth.
-        masks: Channel of each pixel, one mask per column.
-        disagreement: Fraction of the pixels with different predictions.
-        why: Why it was chosen.
-    """
+class SheetRow:
+    """An image of a sheet, a predicted mask for each column, and why the image was chosen."""
 
     image: TestImage
     masks: tuple[Pixels, ...]
@@ -82,8 +80,7 @@ class PredictedImage:
 
     def accuracy(self, column: int) -> float:
         """Return the fraction of the tested pixels that a mask predicts correctly."""
-        hits = (self.masks[column] == self.image.truth) & self.image.tested
-        return float(hits.sum() / max(int(self.image.tested.sum()), 1))
+        return self.image.fraction(self.masks[column] == self.image.truth)
 
 
 @dataclass(frozen=True)
@@ -92,18 +89,16 @@ class Sheet:
 
     Attributes:
         columns: Names of the models or methods.
-        classes: Class name by channel.
-        colors: RGB by channel.
-        images: The rows.
-        candidates: Number of images that the rows were chosen from.
+        channels: Their channels.
+        rows: The chosen images.
+        num_candidates: Number of images that the rows were chosen from.
         is_scored: True if the truth labels every class, so that predictions can be scored.
     """
 
     columns: tuple[str, ...]
-    classes: tuple[str, ...]
-    colors: tuple[Color, ...]
-    images: tuple[PredictedImage, ...]
-    candidates: int
+    channels: Channels
+    rows: tuple[SheetRow, ...]
+    num_candidates: int
     is_scored: bool = True
 
     @property
@@ -114,23 +109,42 @@ class Sheet:
     @property
     def has_untested(self) -> bool:
         """True if any truth has ignored pixels."""
-        return any(bool((~one.image.tested).any()) for one in self.images)
+        return any(bool((~row.image.tested).any()) for row in self.rows)
 
     @property
     def is_small(self) -> bool:
         """True if its images are enlarged pixel by pixel."""
-        return max(max(one.image.pixels.shape[:2]) for one in self.images) <= MAX_SMALL
+        return max(max(row.image.pixels.shape[:2]) for row in self.rows) <= MAX_SMALL_SIDE
 
-    def shown_classes(self) -> list[int]:
+    def shown_channels(self) -> list[int]:
         """Return the channels that occur on the sheet."""
-        masks = [mask for one in self.images for mask in (*one.masks, one.image.truth)]
-        found: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
-        return sorted(found - {IGNORE_INDEX, WIDE_IGNORE_INDEX})
+        masks = [mask for row in self.rows for mask in (*row.masks, row.image.truth)]
+        values: set[int] = set().union(*(np.unique(mask).tolist() for mask in masks))
+        return sorted(values - {IGNORE_INDEX, WIDE_IGNORE_INDEX})
 
     def legend(self) -> list[tuple[str, str]]:
         """Return name and color of the classes that occur on the sheet."""
-        shown = self.shown_classes()
-        return [(self.classes[i], "rgb({}, {}, {})".format(*self.colors[i])) for i in shown]
+        names, colors = self.channels.names, self.channels.colors
+        return [(names[i], "rgb({}, {}, {})".format(*colors[i])) for i in self.shown_channels()]
+
+    def tiles(self) -> list[tuple[str, list[tuple[str, str, str]]]]:
+        """Return the label and the tiles of each row: data URI, text alternative, line below."""
+        return [(f"{row.image.name}\n{row.why}", self._tiles(row)) for row in self.rows]
+
+    def _tiles(self, row: SheetRow) -> list[tuple[str, str, str]]:
+        name, pixels = row.image.name, row.image.pixels
+        tiles = [(data_uri(pixels), f"test image {name}", "")]
+        for i, column in enumerate(self.columns):
+            correct = f"{percent(row.accuracy(i), 0)} %" if self.is_scored else ""
+            about = f"{column} on {name}" + (
+                f": {correct} of the pixels correct" if correct else ""
+            )
+            tiles.append((self._painted(row.masks[i], pixels), about, correct))
+        about = f"{self.headings[-1]} of {name}"
+        return [*tiles, (self._painted(row.image.truth, pixels), about, "")]
+
+    def _painted(self, mask: Pixels, pixels: Pixels) -> str:
+        return data_uri(colorize(mask, self.channels.colors, pixels))
 
 
 def open_data(results: ScenarioResults) -> ScenarioData:
@@ -142,58 +156,60 @@ def open_data(results: ScenarioResults) -> ScenarioData:
 def comparison_sheet(
     results: ScenarioResults, data: ScenarioData, count: int = 8, seed: int = 0
 ) -> Sheet:
-    """Return the predictions of every method of a scenario after the last step.
-
-    Args:
-        results: The rows; of each, the first run is shown.
-        data: The data of the scenario.
-        count: Number of images.
-        seed: Seed of the random sample.
-    """
+    """Return predictions of the first run of every row of a scenario, after the last step."""
     step = data.num_steps - 1
-    dataset, classes = data.eval_dataset(step), data.scenario.classes
-    names, rng = classes.names(step), np.random.default_rng(seed)
+    dataset, channels = data.eval_dataset(step), data.scenario.classes.channels(step)
+    rng = np.random.default_rng(seed)
     size = MAX_CANDIDATES * 128**2 // data.config.crop_size**2
     size = int(np.clip(size, MIN_CANDIDATES, MAX_CANDIDATES))
     images = read_images(dataset, np.sort(rng.permutation(len(dataset))[:size]).tolist())
-    masks = [predict_masks(_last_predictor(row, names, data), images) for row in results.rows]
-    compared = [masks[i] for i, row in enumerate(results.rows) if not row.is_joint]
-    scores = [_disagreement(image, i, compared) for i, image in enumerate(images)]
-    rows = tuple(
-        PredictedImage(images[i], tuple(one[i] for one in masks), scores[i], why)
-        for i, why in _choose(scores, count, rng)
-    )
-    columns = tuple(row.name for row in results.rows)
-    return Sheet(columns, names, classes.channels(step).colors, rows, len(images))
+    columns = {
+        row.name: predict_masks(_last_predictor(row, channels, data), images)
+        for row in results.rows
+    }
+    compared = [columns[row.name] for row in results.incremental]
+    rows = choose_rows(images, columns, compared, count, rng)
+    return Sheet(tuple(columns), channels, rows, len(images))
 
 
-def _last_predictor(row: Row, classes: Sequence[str], data: ScenarioData) -> Predictor:
+def _last_predictor(row: Row, channels: Channels, data: ScenarioData) -> Predictor:
     """Load the network after the last step of a row's first run."""
     run = row.runs[0]
     path = RunFolder(run.path).model(len(run.steps) - 1)
     network, info, _ = load_model(path, choose_device("auto"))
-    if tuple(info.classes) != tuple(classes):
+    if tuple(info.classes) != channels.names:
         raise NacreError(f"{path} has the classes {', '.join(info.classes)}, not those of its data")
     predictor = cut_predictor(network, data.config)
     return replace(predictor, mirror=info.mirror, edges=info.edges)
 
 
-def _disagreement(image: TestImage, i: int, compared: Sequence[Sequence[Pixels]]) -> float:
-    """Return the fraction of an image's tested pixels on which methods disagree."""
-    differ = np.zeros_like(image.tested)
-    for masks in compared[1:]:
-        differ |= masks[i] != compared[0][i]
-    return float((differ & image.tested).sum() / max(int(image.tested.sum()), 1))
+def step_sheet(folder: Path, count: int = 8, seed: int = 0) -> Sheet:
+    """Return predictions of the start model and of the model of a step of `nacre learn`."""
+    config = read_config(folder, LearnConfig)
+    device = choose_device("auto")
+    network, info, _ = load_model(folder / "model.safetensors", device)
+    start = load_model(config.start, device) if config.start else None
+    images = _step_images(config, start[1].channels if start else None)
+    columns = {"before": predict_masks(model_predictor(*start[:2]), images)} if start else {}
+    columns["after"] = predict_masks(model_predictor(network, info), images)
+    # Without a start model, everything was background before.
+    before = columns.get("before") or [np.zeros_like(mask) for mask in columns["after"]]
+    compared = (before, columns["after"])
+    rows = choose_rows(images, columns, compared, count, np.random.default_rng(seed))
+    # A folder labels its own classes only: its background may be another class.
+    return Sheet(tuple(columns), info.channels, rows, len(images), is_scored=False)
 
 
-def _choose(scores: Sequence[float], count: int, rng: np.random.Generator) -> list[tuple[int, str]]:
-    """Return places and reasons of images: the largest scores, then others at random."""
-    order = np.argsort(-np.asarray(scores), kind="stable")
-    count = min(count, len(order))
-    first = (count + 1) // 2
-    others = rng.permutation(np.sort(order[first:]))[: count - first]
-    chosen = [(int(i), DIFFERENT) for i in order[:first]]
-    return chosen + [(int(i), RANDOM) for i in others]
+def _step_images(config: LearnConfig, known: Channels | None) -> list[TestImage]:
+    """Read images of every new data set of a step at even distances."""
+    data = open_learn_data(config, known)
+    images: list[TestImage] = []
+    each = max(1, MAX_STEP_CANDIDATES // len(data.sets))
+    for split in (split for split in data.compared_splits() if split.is_new):
+        dataset = data.eval_dataset(split, data.channels)
+        places = np.unique(np.linspace(0, len(dataset) - 1, min(each, len(dataset))).round())
+        images += read_images(dataset, [int(place) for place in places])
+    return images
 
 
 def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
@@ -209,24 +225,42 @@ def read_images(data: EvalDataset, places: Sequence[int]) -> list[TestImage]:
 def predict_masks(predictor: Predictor, images: Sequence[TestImage]) -> list[Pixels]:
     """Return the channel of every pixel of images."""
     device = next(predictor.network.parameters()).device
-    masks: list[Pixels] = []
-    for group in _batches(images):
-        batch = torch.stack([torch.from_numpy(image.pixels) for image in group])
-        batch = batch.permute(0, 3, 1, 2).to(device)
-        masks += list(predictor.classes(batch).cpu().numpy())
-    return masks
+
+    def predict(image: TestImage) -> Tensor:
+        pixels = torch.from_numpy(image.pixels).permute(2, 0, 1)
+        return predictor.classes(pixels[None].to(device))[0]
+
+    return [predict(image).cpu().numpy() for image in images]
 
 
-def _batches(images: Sequence[TestImage]) -> Iterator[list[TestImage]]:
-    """Yield neighboring images of the same size together."""
-    group: list[TestImage] = []
-    for image in images:
-        if group and (len(group) == BATCH or image.pixels.shape != group[0].pixels.shape):
-            yield group
-            group = []
-        group.append(image)
-    if group:
-        yield group
+def choose_rows(
+    images: Sequence[TestImage],
+    columns: Mapping[str, Sequence[Pixels]],
+    compared: Sequence[Sequence[Pixels]],
+    count: int,
+    rng: np.random.Generator,
+) -> tuple[SheetRow, ...]:
+    """Choose images: half with the largest disagreement of the compared masks, half at random."""
+    scores = [
+        _disagreement(image, [masks[i] for masks in compared]) for i, image in enumerate(images)
+    ]
+    order = np.argsort(-np.asarray(scores), kind="stable")
+    count = min(count, len(order))
+    num_first = (count + 1) // 2
+    others = rng.permutation(np.sort(order[num_first:]))[: count - num_first]
+    reasons = ["predictions differ most"] * num_first + ["drawn at random"] * len(others)
+    return tuple(
+        SheetRow(images[i], tuple(masks[i] for masks in columns.values()), scores[i], why)
+        for i, why in zip([*order[:num_first], *others], reasons, strict=True)
+    )
+
+
+def _disagreement(image: TestImage, masks: Sequence[Pixels]) -> float:
+    """Return the fraction of the tested pixels for which masks differ."""
+    differ = np.zeros_like(image.tested)
+    for mask in masks[1:]:
+        differ |= mask != masks[0]
+    return image.fraction(differ)
 
 
 def colorize(
@@ -244,30 +278,12 @@ def colorize(
     return mixed.round().clip(0, 255).astype(np.uint8)
 
 
-def data_uri(pixels: Pixels, side: int) -> str:
+def data_uri(pixels: Pixels, side: int = MAX_SIDE) -> str:
     """Return an image as a data URI, its longer side at most ``side``."""
     image = Image.fromarray(pixels)
     image.thumbnail((side, side), Image.Resampling.LANCZOS)
     file = io.BytesIO()
     # Small images are shown enlarged, where the artifacts of lossy coding would be visible.
-    image.save(file, "WEBP", quality=82, method=4, lossless=max(image.size) <= 128)
+    is_small = max(image.size) <= MAX_SMALL_SIDE
+    image.save(file, "WEBP", quality=82, method=4, lossless=is_small)
     return "data:image/webp;base64," + b64encode(file.getvalue()).decode("ascii")
-
-
-def sheet_rows(sheet: Sheet, side: int) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return the name and the tiles of each row: data URI, text alternative, line below."""
-    rows = []
-    for one in sheet.images:
-        name, pixels = one.image.name, one.image.pixels
-        uris = [
-            data_uri(colorize(mask, sheet.colors, pixels), side)
-            for mask in (*one.masks, one.image.truth)
-        ]
-        tiles = [(data_uri(pixels, side), f"test image {name}", "")]
-        for i, column in enumerate(sheet.columns):
-            right = f"{percent(one.accuracy(i), 0)} %" if sheet.is_scored else ""
-            scored = f": {right} of the pixels right" if right else ""
-            tiles.append((uris[i], f"{column} on {name}{scored}", right))
-        tiles.append((uris[-1], f"{sheet.headings[-1]} of {name}", ""))
-        rows.append((f"{name}\n{one.why}", tiles))
-    return rows

@@ -1,4 +1,4 @@
-"""The report: a self-contained HTML page, and the tables as Markdown and CSV.
+"""The report: a self-contained HTML page about finished runs, or about a step of `nacre learn`.
 
 out/index.html   tables, charts and images
 out/table.md     the table of every scenario
@@ -6,7 +6,6 @@ out/table.csv    the same numbers, one per line
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,52 +14,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nacre.errors import NacreError
-from nacre.report.charts import (
-    key,
-    loss_chart,
-    step_curves,
-    styles,
-)
-from nacre.report.images import (
-    Sheet,
-    comparison_sheet,
-    open_data,
-    sheet_rows,
-)
+from nacre.models.io import read_info
+from nacre.report.charts import key, step_curves, styles
+from nacre.report.images import comparison_sheet, open_data, step_sheet
 from nacre.report.kinds import make_tables
 from nacre.report.results import SEEDS, Row, ScenarioResults, load_results, percent, shown_name
 from nacre.report.tables import ResultTable, steps_table, to_csv, to_markdown
-from nacre.scenarios.scenario import StepPlan, make_plan
+from nacre.runs.records import LearnMetrics
+from nacre.scenarios.scenario import make_plan
 from nacre.training.events import StepLearned, Trained
 from nacre.utils.io import save_text
 from nacre.version import __version__
 
 TEMPLATES = Path(__file__).parent / "templates"
-SIDE = 256
-"""Longer side of the images, at most."""
 MAX_STEPS = 4
 """Steps whose columns fit side by side."""
-COMPACT = 60
+COMPACT_CLASSES = 60
 """Classes from which on the heat map has no room for numbers."""
-
-
-@dataclass(frozen=True)
-class Section:
-    """A scenario of the page.
-
-    Attributes:
-        results: Its finished runs.
-        paper: Add the paper's results.
-        plan: The images of each step, if the data are available.
-        sheet: Predictions, if the data and the networks are available.
-        missing: Why the plan or the sheet is missing.
-    """
-
-    results: ScenarioResults
-    paper: bool = False
-    plan: tuple[StepPlan, ...] = ()
-    sheet: Sheet | None = None
-    missing: str = ""
 
 
 def write_report(
@@ -82,34 +52,49 @@ def write_report(
         paper: Add the paper's results, if it has some.
         notify: Called with a line about each folder that is left out.
     """
-    sections = [make_section(results, images, paper) for results in load_results(runs, notify)]
-    tables = [steps_table(section.results) for section in sections]
+    scenarios = load_results(runs, notify)
+    tables = [steps_table(results) for results in scenarios]
     named = title or ", ".join(dict.fromkeys(table.title for table in tables))
-    page = out / "index.html"
     save_text(out / "table.md", "\n".join(to_markdown(table) for table in tables))
     save_text(out / "table.csv", to_csv(tables))
-    contexts = [_context(section, i) for i, section in enumerate(sections)]
-    save_text(page, render("page.html.j2", {"percent": percent}, title=named, sections=contexts))
-    return page
+    sections = [_section(results, images, paper) for results in scenarios]
+    for i, section in enumerate(sections):
+        section["id"] = f"scenario-{i}"
+    return _write_page(out, "page.html.j2", title=named, sections=sections)
 
 
-def make_section(results: ScenarioResults, images: int, paper: bool) -> Section:
-    """Open the data and the networks of a scenario, if they are available."""
-    section = Section(results, paper)
-    # Without data or models, the page is written and names what is missing.
+def is_learn_folder(path: Path) -> bool:
+    """Return True for a folder of `nacre learn`: a step's model and its tests."""
+    files = ("model.safetensors", "resume.safetensors")
+    is_run = any(path.glob("step-*"))
+    has_step = any((path / name).is_file() for name in files)
+    return (path / "config.yaml").is_file() and has_step and not is_run
+
+
+def write_learn_page(folder: Path, out: Path, *, images: int = 8) -> Path:
+    """Write the page of a step: classes and images before and after it; return its path."""
+    if not (folder / "metrics.json").is_file():
+        raise NacreError(f"{folder} is not finished: resume it with  nacre learn --out {folder}")
+    metrics = LearnMetrics.load(folder / "metrics.json").plain()
+    missing, sheet = "", None
     try:
-        data = open_data(results)
-        plan = tuple(make_plan(data.scenario, data.train_index, data.image_lists))
-        section = replace(section, plan=plan)
-        if images:
-            section = replace(section, sheet=comparison_sheet(results, data, images))
+        sheet = step_sheet(folder, images) if images else None
     except NacreError as error:
-        section = replace(section, missing=str(error).splitlines()[0])
-    return section
+        missing = str(error)  # the data or the start model were moved or deleted
+    return _write_page(
+        out,
+        "learn.html.j2",
+        title=folder.resolve().name,
+        metrics=metrics,
+        rows=class_rows(metrics),
+        history=read_info(folder / "model.safetensors").history,
+        sheet=sheet,
+        missing=missing,
+    )
 
 
-def render(template: str, filters: dict[str, Callable[..., str]], **values: Any) -> str:
-    """Fill a template, adding the style, the version and the date."""
+def _write_page(out: Path, template: str, **values: Any) -> Path:
+    """Fill a template, adding the style, the version and the date; return the file."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -117,29 +102,59 @@ def render(template: str, filters: dict[str, Callable[..., str]], **values: Any)
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(filters)
-    return environment.get_template(template).render(
+    environment.filters["percent"] = percent
+    text = environment.get_template(template).render(
         style=Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         version=__version__,
-        made=datetime.now().astimezone().strftime("%d %B %Y"),
+        date=datetime.now().astimezone().strftime("%d %B %Y"),
         **values,
     )
+    save_text(out / "index.html", text)
+    return out / "index.html"
 
 
-def _context(section: Section, i: int) -> dict[str, Any]:
+def class_rows(metrics: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row per class: IoU before and after, agreement, verdict and test sets."""
+    agreement = (metrics["agreement"] or {}).get("iou", {})
+    rows = []
+    for name in metrics["classes"][1:]:
+        before, after = metrics["iou_before"].get(name), metrics["iou"].get(name)
+        both = before is not None and after is not None
+        rows.append(
+            {
+                "name": name,
+                "is_new": name in metrics["new"],
+                "before": before,
+                "after": after,
+                "change": after - before if both else None,
+                "agreement": agreement.get(name),
+                "verdict": metrics.get("verdicts", {}).get(name, {}),
+                "tests": [test["name"] for test in metrics["tests"] if name in test["iou"]],
+            }
+        )
+    return rows
+
+
+def _section(results: ScenarioResults, images: int, paper: bool) -> dict[str, Any]:
     """Return the template's values for a scenario."""
-    results, sheet = section.results, section.sheet
+    plan, sheet, missing = None, None, ""
+    # Without data or models, the page is written and names what is missing.
+    try:
+        data = open_data(results)
+        plan = make_plan(data.scenario, data.train_index, data.image_lists)
+        sheet = comparison_sheet(results, data, images) if images else None
+    except NacreError as error:
+        missing = str(error).splitlines()[0]
     return {
-        "id": f"scenario-{i}",
         "results": results,
         "tables": _tables(results),
-        "paper": _paper_table(section),
+        "paper": _paper_table(results) if paper else None,
         "legend": [(name, Markup(key(style))) for name, style in styles(results).items()],
         "curves": [(name, Markup(chart)) for name, chart in step_curves(results)],
         "heat": [_heat(results, row) for row in results.rows],
-        "losses": [(row.name, Markup(chart)) for row in results.rows if (chart := loss_chart(row))],
-        "plan": section.plan,
-        "missing": section.missing,
+        "plan": plan,
+        "sheet": sheet,
+        "missing": missing,
         "times": [_time(row) for row in results.rows],
         "differences": _differences(results),
         "sources": [
@@ -152,8 +167,6 @@ def _context(section: Section, i: int) -> dict[str, Any]:
             for row in results.rows
             for run in row.runs
         ],
-        "sheet": sheet,
-        "tiles": sheet_rows(sheet, SIDE) if sheet else [],
     }
 
 
@@ -168,10 +181,8 @@ def _tables(results: ScenarioResults) -> list[tuple[str, ResultTable]]:
     return [("", last), steps, counted]
 
 
-def _paper_table(section: Section) -> ResultTable | None:
-    if not section.paper:
-        return None
-    (table,) = make_tables([section.results], "last", paper=True)
+def _paper_table(results: ScenarioResults) -> ResultTable | None:
+    (table,) = make_tables([results], "last", paper=True)
     return table if any(row.source == "paper" for row in table.rows) else None
 
 
@@ -182,7 +193,7 @@ def _heat(results: ScenarioResults, row: Row) -> dict[str, Any]:
     return {
         "name": row.name,
         "steps": steps,
-        "compact": len(names) > COMPACT,
+        "compact": len(names) > COMPACT_CLASSES,
         "forgets": any(row.forgetting(name) is not None for name in results.classes),
         "classes": [
             (name, first, [row.iou(step, name) for step in steps], row.forgetting(name))
