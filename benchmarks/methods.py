@@ -28,8 +28,7 @@ from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.network import Network
 from nacre.training.config import TrainConfig
-from nacre.training.loop import begin, survey, update
-from nacre.training.step import make_teacher
+from nacre.training.loop import begin, make_teacher, survey, update
 from nacre.training.trainer import Trainer
 from nacre.utils.distributed import Distributed
 from nacre.utils.system import keep_freed_memory

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
-from nacre.training import step
+from nacre.training import loop
 from nacre.training.config import build_config
 from nacre.utils.distributed import exit_process, leave_distributed
 
@@ -123,8 +123,8 @@ def assert_equal_runs(folders: list[Path], name: str) -> None:
 
 def learn_all(folder: Path) -> None:
     """Carry out the run of every config in a folder, and end the process."""
-    build = step.build_network
-    step.build_network = lambda *given: build(*given).double()
+    build = loop.build_network
+    loop.build_network = lambda *given: build(*given).double()
     torch.set_default_dtype(torch.float64)
     for path in sorted(folder.glob("*.yaml")):
         run_scenario(build_config(file=path), path.with_suffix(""))

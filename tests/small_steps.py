@@ -14,8 +14,7 @@ from nacre.methods.components import shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
-from nacre.training.loop import begin, finish, survey, update
-from nacre.training.step import make_teacher
+from nacre.training.loop import begin, finish, make_teacher, survey, update
 from nacre.utils.distributed import Distributed
 
 OLD, NEW, SIDE = 3, 2, 32

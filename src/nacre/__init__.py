@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nacre.evaluation.evaluate import report_forgetting
     from nacre.models.widen import Teacher, widen
     from nacre.predict.prediction import Prediction
-    from nacre.training.step import learn_step
+    from nacre.training.loop import learn_step
     from nacre.utils.signals import Interrupted
 
 __all__ = [
@@ -58,7 +58,7 @@ _HOMES = {
     "merge": "nacre.api.model",
     # For data, steps and a training loop of one's own
     "ImageFolder": "nacre.api.own_data",
-    "learn_step": "nacre.training.step",
+    "learn_step": "nacre.training.loop",
     "make_step": "nacre.api.own_data",
     "save_step": "nacre.api.own_data",
     "Teacher": "nacre.models.widen",

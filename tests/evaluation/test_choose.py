@@ -9,7 +9,7 @@ from nacre.data.sources.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.evaluation import choose
 from nacre.evaluation.predictor import Predictor
-from nacre.training import step as learn_one_step
+from nacre.training import loop as learn_one_step
 from partial_data import write_folder
 
 PLAIN, MIRROR, EDGES, BOTH = (False, False), (True, False), (False, True), (True, True)
@@ -85,8 +85,8 @@ RECIPE = {
 
 @pytest.fixture
 def few_are_held_out(monkeypatch):
-    monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 2)
-    monkeypatch.setattr(learn_one_step, "HELD_OUT", 3)
+    monkeypatch.setattr(learn_one_step, "MIN_IMAGES_TO_HOLD_OUT", 2)
+    monkeypatch.setattr(learn_one_step, "HELD_OUT_EVERY", 3)
 
 
 @pytest.mark.usefixtures("few_are_held_out")
@@ -103,7 +103,7 @@ def test_a_model_sees_images_as_held_out_ones_decided(folders, tmp_path, monkeyp
     again = nacre.learn(folders[0], out=out, config=RECIPE)
     assert again.evaluate(f"{folders[0]}:all").iou == tested.iou
     assert '"mirror": true' in (out / "metrics.json").read_text()
-    monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 100)
+    monkeypatch.setattr(learn_one_step, "MIN_IMAGES_TO_HOLD_OUT", 100)
     info = nacre.learn(folders[1], start=out, out=tmp_path / "second", config=RECIPE).info
     assert (info.mirror, info.edges) == BOTH, "none is held out: as before the step"
 

@@ -24,7 +24,7 @@ import nacre.runs.run
 import nacre.sweeps.tune
 import nacre.terminal  # noqa: F401  # all that a command imports when it is needed
 from nacre.cli import main
-from nacre.training import loop, resume
+from nacre.training import loop, trainer
 from tiny_runs import learning
 
 TORCHRUN = ("--standalone", "--nproc-per-node", "2", "--max-restarts")
@@ -39,7 +39,7 @@ _OPERATIONS = {
 def be_often(minutes: float) -> None:
     """Have every update told, and a step saved every so many minutes."""
     loop.LOG_EVERY = 1
-    resume.CHECKPOINT_MINUTES = minutes
+    trainer.CHECKPOINT_MINUTES = minutes
 
 
 def operations_below(folder: Path, target: int | Path) -> None:

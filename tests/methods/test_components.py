@@ -81,7 +81,7 @@ def test_what_is_frozen_has_no_backward_pass_and_the_teacher_takes_it_over(norm,
     assert student.decoder_features.requires_grad == (freeze == ["backbone"])
     teacher = trainer.step.teacher
     assert teacher.backbone is trainer.network.backbone
-    shared = trainer.ask_teacher(images, student)
+    shared = trainer.forward_teacher(images, student)
     with torch.no_grad():
         own = teacher(images, with_stages=True)
     torch.testing.assert_close(shared.logits, own.logits, rtol=1e-5, atol=1e-5)
@@ -125,7 +125,7 @@ def test_background_of_which_no_sigmoid_is_sure_stays_background(name):
     trainer, _, samples = second_step(name, pseudo_labels=0.7)
     images, targets = samples[0]
     student = trainer.student(images)
-    teacher = trainer.ask_teacher(images, student)
+    teacher = trainer.forward_teacher(images, student)
     assert float(teacher.logits.sigmoid().max()) < 0.7, "nothing is sure after three updates"
     found = pseudo_labels(trainer.method, trainer.step, Batch(images, targets), teacher)
     assert torch.equal(found.targets, targets)

@@ -21,7 +21,7 @@ from nacre.models.io import find_model, load_model, save_model
 from nacre.runs.edit import forget_class, forget_step, merge, open_ledger
 from nacre.runs.learn import learn_config, learn_in_folder, open_step
 from nacre.runs.run import open_scenario, run_scenario
-from nacre.training import step as learn_one_step
+from nacre.training import loop as learn_one_step
 from nacre.training.events import Iterated, StepJudged, StepUsable
 from nacre.utils.signals import Interrupted
 from partial_data import write_folder
@@ -237,7 +237,7 @@ def test_a_step_without_updates_speaks_of_none(folders, tmp_path):
 
 
 def test_a_first_model_is_of_use_before_the_last_one_is_learned(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(learn_one_step, "FEWEST_TO_HOLD_OUT", 2)
+    monkeypatch.setattr(learn_one_step, "MIN_IMAGES_TO_HOLD_OUT", 2)
 
     def learn(out, should_stop=lambda: False, observers=()):
         recipe = {**RECIPE, "method": {"name": "duo"}}

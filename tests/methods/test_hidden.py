@@ -21,7 +21,7 @@ def test_a_new_class_that_may_hide_is_not_pushed_down(name):
 
     def slopes(hidden):
         student = trainer.student(images, with_stages=trainer.method.uses_stages)
-        teacher = trainer.ask_teacher(images, student)
+        teacher = trainer.forward_teacher(images, student)
         batch = Batch(images, blank, float(blank.numel()), may_be(hidden))
         batch = pseudo_labels(trainer.method, trainer.step, batch, teacher)
         if batch.weights is not None:  # as if the teacher had been sure of something everywhere
@@ -50,7 +50,7 @@ def test_background_that_a_teacher_is_sure_of_hides_no_old_class():
     trainer, _, samples = second_step("plop")
     images, targets = samples[0]
     student = trainer.student(images, with_stages=True)
-    teacher = trainer.ask_teacher(images, student)
+    teacher = trainer.forward_teacher(images, student)
     hidden = torch.ones(len(images), OLD + NEW, dtype=torch.bool)
     batch = Batch(images, targets, 1.0, may_be(hidden))
     batch = pseudo_labels(trainer.method, trainer.step, batch, teacher)

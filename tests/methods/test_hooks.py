@@ -11,9 +11,8 @@ from nacre.methods.ewc import Ewc, EwcConfig
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import load_model
-from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
-from nacre.training.events import StepSkipped
+from nacre.training.events import StepSkipped, read_events
 from nacre.training.loop import begin, update
 from small_steps import GivenStep, recipe, updates
 from tiny_runs import tiny_config

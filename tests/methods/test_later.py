@@ -24,7 +24,7 @@ class Seen:
         images, targets = samples[0]
         self.labels = targets
         self.student = self.trainer.student(images, with_stages=self.method.uses_stages)
-        self.teacher = self.trainer.ask_teacher(images, self.student)
+        self.teacher = self.trainer.forward_teacher(images, self.student)
         valid = float((targets != 255).sum())
         batch = Batch(images, targets, num_valid_pixels=valid)
         self.batch = pseudo_labels(self.method, self.step, batch, self.teacher)

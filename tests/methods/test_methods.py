@@ -10,10 +10,9 @@ from nacre.methods import METHODS, Method
 from nacre.methods.catalog import ENTRIES
 from nacre.models.io import find_model
 from nacre.runs.folder import RunFolder
-from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import deep_merge
-from nacre.training.events import Iterated, Trained
+from nacre.training.events import Iterated, Trained, read_events
 from nacre.utils.signals import Interrupted
 from one_and_two import assert_equal_runs, learn_by_one_and_two
 from tiny_runs import TINY, tiny_config

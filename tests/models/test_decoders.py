@@ -26,7 +26,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model, load_model
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
-from nacre.training.step import make_teacher
+from nacre.training.loop import make_teacher
 
 
 def features(*shape: int) -> Tensor:

@@ -306,7 +306,7 @@ def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
         refused = str(error)
     if refused:
         assert re.search(
-            r"needs (backbone|classifier|backbone and classifier) .* kind 'plain' does not give"
+            r"needs (backbone|classifier|backbone and classifier) .* kind 'plain' does not provide"
             "|begins on a network of ours, or beside a network of others that has learned",
             refused,
         )

@@ -14,10 +14,17 @@ from nacre.models.build import build_network
 from nacre.models.io import ModelInfo, save_model
 from nacre.report.published import ALL_IMAGES, TEST_IMAGES, released_lists
 from nacre.runs.folder import RunFolder
-from nacre.runs.observers import EventFile, Position
 from nacre.scenarios.scenario import Scenario, make_scenario, read_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.training.events import Recorder, RunBegan, StepBegan, StepLearned, Trained
+from nacre.training.events import (
+    EventFile,
+    Position,
+    Recorder,
+    RunBegan,
+    StepBegan,
+    StepLearned,
+    Trained,
+)
 from nacre.utils.io import save_json
 
 SCENARIO = "scenes/4-2-2/overlapped"

@@ -15,7 +15,7 @@ import torch
 from nacre.errors import NacreError
 from nacre.runs import folder as shared_folder
 from nacre.runs.run import run_scenario
-from nacre.training import resume
+from nacre.training import trainer
 from nacre.utils.distributed import exit_process, leave_distributed
 from nacre.utils.signals import Interrupted
 from tiny_runs import tiny_config
@@ -59,10 +59,10 @@ def main(folder: Path) -> None:
     own = folder / f"of-rank-{RANK}"
     shared = folder / "shared"
     results = {"undisturbed": outcome(lambda: run_scenario(config, folder / "whole"))}
-    clock, resume.time = resume.time, TremblingClock()
-    minutes, resume.CHECKPOINT_MINUTES = resume.CHECKPOINT_MINUTES, 0.1 / 60
+    clock, trainer.time = trainer.time, TremblingClock()
+    minutes, trainer.CHECKPOINT_MINUTES = trainer.CHECKPOINT_MINUTES, 0.1 / 60
     results["trembling clock"] = outcome(lambda: run_scenario(often, folder / "trembling"))
-    resume.time, resume.CHECKPOINT_MINUTES = clock, minutes
+    trainer.time, trainer.CHECKPOINT_MINUTES = clock, minutes
     stop = StopInTest(shared)
     results["stopped in a test"] = outcome(lambda: run_scenario(config, shared, should_stop=stop))
     results["tested then"] = str((shared / "step-0" / "metrics.json").exists())

@@ -10,10 +10,9 @@ from PIL import Image
 import unprivileged
 from nacre.errors import NacreError
 from nacre.runs.folder import RunFolder, read_config
-from nacre.runs.observers import EventFile, Position, read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
-from nacre.training.events import StepLearned
+from nacre.training.events import EventFile, Position, StepLearned, read_events
 from nacre.utils.signals import Interrupted
 from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
 

@@ -18,11 +18,10 @@ from nacre.losses.softmax import fused_losses
 from nacre.methods import base, find_method
 from nacre.models.io import find_model, load_model
 from nacre.runs.learn import describe, learn_config, learn_in_folder, open_step
-from nacre.runs.observers import read_events
 from nacre.runs.records import LearnMetrics, Measured
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config, default_method, find_ground
-from nacre.training.events import Trained
+from nacre.training.events import Trained, read_events
 from nacre.training.presets import Fit, fitted_values
 from nacre.utils.signals import Interrupted
 from partial_data import LABELS, write_folder

@@ -7,9 +7,8 @@ import pytest
 
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
-from nacre.runs.observers import read_events
 from nacre.runs.run import open_scenario, run_scenario
-from nacre.training.events import StepBegan, StepSkipped
+from nacre.training.events import StepBegan, StepSkipped, read_events
 from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nacre.runs.observers import read_events
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
-from nacre.training.events import Trained
+from nacre.training.events import Trained, read_events
 
 IMAGES = 48  # two batches of 24 for each of the two steps
 SIZE = (500, 375)

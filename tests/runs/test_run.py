@@ -10,10 +10,9 @@ from nacre.models.io import find_model, load_model
 from nacre.runs import testing
 from nacre.runs.evaluate import evaluate_checkpoint
 from nacre.runs.folder import RunFolder, default_folder
-from nacre.runs.observers import read_events
 from nacre.runs.run import learn_scenario, open_scenario, run_scenario, scenario_step
 from nacre.training import loop
-from nacre.training.events import RunBegan, Trained
+from nacre.training.events import RunBegan, Trained, read_events
 from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils import device as devices
 from nacre.utils.device import memory_layout

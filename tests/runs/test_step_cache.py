@@ -8,10 +8,9 @@ import pytest
 from nacre.errors import NacreError
 from nacre.methods import find_method
 from nacre.runs import steps as run_file
-from nacre.runs.observers import read_events
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.runs.step_cache import FILES, StepCache, digest_masks, step_keys
-from nacre.training.events import StepAwaited, StepSkipped
+from nacre.training.events import StepAwaited, StepSkipped, read_events
 from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config
 

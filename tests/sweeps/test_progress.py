@@ -1,8 +1,7 @@
 import pytest
 
-from nacre.runs.observers import EventFile, Position
 from nacre.sweeps.grid import _updates_made
-from nacre.training.events import Saved, StepBegan, StepLearned, Trained
+from nacre.training.events import EventFile, Position, Saved, StepBegan, StepLearned, Trained
 
 TO_LEARN = (20, 30)
 

@@ -7,12 +7,11 @@ import pytest
 import yaml
 
 from nacre.errors import NacreError
-from nacre.runs.observers import read_events
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.sweeps import tune as module
 from nacre.sweeps.tune import WEIGHTS, TrialData, highest, next_weight, split, tune
 from nacre.training.config import build_config
-from nacre.training.events import StepSkipped
+from nacre.training.events import StepSkipped, read_events
 from nacre.training.trainer import NotFinite
 from nacre.utils.signals import Interrupted
 from tiny_runs import StopAfter, tiny_config

@@ -99,7 +99,7 @@ def test_a_window_tells_means_and_begins_anew(trainer):
 
 
 def test_a_long_window_is_read_before_it_takes_room(trainer, monkeypatch):
-    monkeypatch.setattr(loop, "_MAX_UNREAD", 3)
+    monkeypatch.setattr(loop, "MAX_PENDING_LOSSES", 3)
     window = LossWindow(trainer, 4)
     add(window, 1.0, 1.0)
     with pytest.raises(NotFinite, match="iteration 2"):

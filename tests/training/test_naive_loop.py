@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.training.loop import begin, update
-from nacre.training.step import make_teacher
+from nacre.training.loop import begin, make_teacher, update
 from small_steps import GROWTH, NEW, OLD, SIDE, GivenStep, random_images, recipe, updates
 
 UPDATES = 12

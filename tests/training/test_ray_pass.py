@@ -11,8 +11,8 @@ import torch
 from nacre.errors import NacreError
 from nacre.models.io import find_model, load_model
 from nacre.runs.run import run_scenario
+from nacre.training import loop as step_module
 from nacre.training import ray_pass
-from nacre.training import step as step_module
 from nacre.training.events import Iterated
 from nacre.utils.signals import Interrupted
 from ray_nodes import PATIENT, Nodes
@@ -109,7 +109,7 @@ def test_a_stop_and_errors_of_a_share_are_told_in_one_sentence(ray, tmp_path):
     with pytest.raises(NacreError, match=r"^image x.png cannot be read$"):
         run_scenario(on_ray(), tmp_path / "file")
     ray.error = RayError("lines\nThe worker died unexpectedly")
-    with pytest.raises(NacreError, match=r"Ray could not carry out a share.*died unexpectedly"):
+    with pytest.raises(NacreError, match=r"Ray could not process a share.*died unexpectedly"):
         run_scenario(on_ray(), tmp_path / "died")
     assert not ray.is_there
 

@@ -14,8 +14,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model
 from nacre.runs.run import run_scenario
 from nacre.training.loop import update
-from nacre.training.resume import _generators, _set_generators
-from nacre.training.trainer import KeptFeatures, Trainer, View
+from nacre.training.trainer import KeptFeatures, Trainer, View, _generators, _set_generators
 from nacre.utils.distributed import Distributed
 from nacre.utils.signals import Interrupted
 from small_steps import random_images, second_step
@@ -122,14 +121,14 @@ def test_a_backbone_that_learns_and_methods_that_ask_for_stages_keep_nothing(
 
 def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, _, samples = second_step("ft", count=1)
-    ask = Trainer.ask_networks
+    ask = Trainer.forward
 
     def limited(self: Trainer, images: torch.Tensor, views: Any) -> Any:
         if len(images) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return ask(self, images, views)
 
-    monkeypatch.setattr(Trainer, "ask_networks", limited)
+    monkeypatch.setattr(Trainer, "forward", limited)
     with pytest.raises(NacreError, match=r"with 4 images at once .*micro_batch below 4,"):
         update(trainer, [samples[0]])
 

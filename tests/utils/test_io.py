@@ -58,7 +58,7 @@ FILL_THE_DISK = """
 import resource, sys, torch
 from pathlib import Path
 from nacre.errors import NacreError
-from nacre.training.resume import load_resume, save_resume
+from nacre.training.trainer import load_resume, save_resume
 path = Path(sys.argv[1])
 save_resume(path, {"a": torch.arange(10)}, {"step": 0, "iteration": 1, "scaler": {}})
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))

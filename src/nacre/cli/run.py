@@ -74,8 +74,8 @@ def run(
 
     keep_freed_memory()
     from nacre.runs.folder import default_folder
-    from nacre.runs.observers import tracking
     from nacre.runs.run import run_scenario
+    from nacre.runs.trackers import tracking
     from nacre.utils.signals import StopSignal
 
     config = given.resolve(scenario, method, out)

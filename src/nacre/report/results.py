@@ -19,10 +19,9 @@ from nacre.errors import NacreError
 from nacre.evaluation.metrics import WITH, WITHOUT, Ious, mean_of
 from nacre.methods import METHODS, find_entry, find_method
 from nacre.runs.folder import RunFolder, read_plain_config
-from nacre.runs.observers import read_events
 from nacre.runs.records import Fingerprint, Starts, StepMetrics, Summary
 from nacre.training.config import RunConfig, resolve
-from nacre.training.events import Event
+from nacre.training.events import Event, read_events
 from nacre.utils.config import keys_without_effect, result_values
 
 CONFIG, TUNING = "config.yaml", "tuning.json"

@@ -34,8 +34,8 @@ from nacre.runs.steps import Metrics, begin_from, next_step, run_steps
 from nacre.runs.testing import LearnTests
 from nacre.training.config import LearnConfig, build, read_written, resolve
 from nacre.training.events import Observer
+from nacre.training.loop import MIN_IMAGES_TO_HOLD_OUT
 from nacre.training.presets import fit_to
-from nacre.training.step import FEWEST_TO_HOLD_OUT
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
 
@@ -161,8 +161,8 @@ def _length_line(step: Step) -> str:
     kind, count = find_method(step.config.method.name), step.num_images
     if not kind.learns_by_gradient:
         return "one pass over the images, no updates"
-    if kind.holds_out and count < FEWEST_TO_HOLD_OUT:
-        few = f"fewer than {FEWEST_TO_HOLD_OUT} images are too few to train the decoder"
+    if kind.holds_out and count < MIN_IMAGES_TO_HOLD_OUT:
+        few = f"fewer than {MIN_IMAGES_TO_HOLD_OUT} images are too few to train the decoder"
         return f"the ledger in one pass over the images; {few}"
     times = step.iterations * step.sampler.batch_size / max(1, count)
     length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"

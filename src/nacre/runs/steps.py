@@ -30,11 +30,12 @@ from nacre.models.backbones import BACKBONES
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.folder import RunFolder, check_shared, with_absolute_paths
-from nacre.runs.observers import EventFile, Position
 from nacre.runs.step_cache import StepCache
 from nacre.training.config import Recipe
 from nacre.training.events import (
+    EventFile,
     Observer,
+    Position,
     Recorder,
     RunBegan,
     StepAwaited,
@@ -42,8 +43,8 @@ from nacre.training.events import (
     StepTested,
     StepUsable,
 )
-from nacre.training.resume import Checkpoint, load_resume
-from nacre.training.step import learn_step
+from nacre.training.loop import learn_step
+from nacre.training.trainer import Checkpoint, load_resume
 from nacre.utils.device import choose_precision
 from nacre.utils.distributed import explain_lost_process, init_distributed
 from nacre.utils.io import save_json

@@ -15,13 +15,13 @@ from nacre.errors import NacreError, check
 from nacre.methods import find_method
 from nacre.models.weights import find_model_weights
 from nacre.runs.folder import RunFolder
-from nacre.runs.observers import read_event
 from nacre.runs.records import StepMetrics
 from nacre.runs.run import open_scenario
 from nacre.runs.step_cache import CACHE, digest_masks, step_keys
 from nacre.runs.steps import step_sampler
 from nacre.sweeps.engines import log_of
 from nacre.training.config import RunConfig, build_config, deep_merge, read_section
+from nacre.training.events import read_event
 from nacre.utils.config import Config, read_yaml
 from nacre.utils.io import is_locked
 

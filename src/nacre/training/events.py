@@ -1,21 +1,29 @@
-"""Events: what happens in a run, as typed values that any number of observers receive.
+"""Events: what happens in a run, as typed values for any number of observers, and their file.
 
-The trainer and the methods know nothing of files, bars or dashboards. An observer is a function
-of one event. In a run's ``events.jsonl`` an event is a line of JSON: its kind under ``event``, its
-fields and the time; transient events, which are there for progress bars, are not written.
+The trainer and the methods know nothing of files, progress bars or dashboards. An observer is a
+function of one event. In a run's ``events.jsonl`` an event is a line of JSON: its kind under
+``event``, its fields and the time. Transient events are for progress bars and are not written.
 """
 
-from collections.abc import Callable, Iterable
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from nacre.errors import NacreError
+from nacre.utils.io import parse_json, read_bytes, save_text
+
+MAX_EVENT_FILE_BYTES = 1 << 30
+
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """An event of a run."""
 
     kind: ClassVar[str]
     is_transient: ClassVar[bool] = False
@@ -27,7 +35,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RunBegan(Event):
-    """A run began, or goes on."""
+    """A run begins or resumes."""
 
     kind = "run"
     scenario: str
@@ -42,7 +50,7 @@ class RunBegan(Event):
 
 @dataclass(frozen=True)
 class StepSkipped(Event):
-    """A step is there already; `taken_from` is the cache that it was taken from, if it was."""
+    """A step is learned already, perhaps in the cache `taken_from`."""
 
     kind = "skipped"
     step: int
@@ -52,7 +60,7 @@ class StepSkipped(Event):
 
 @dataclass(frozen=True)
 class StepAwaited(Event):
-    """A step is being learned by another run, which this one waits for."""
+    """The run waits for another run that learns a step."""
 
     kind = "awaited"
     is_transient = True
@@ -85,8 +93,7 @@ class Iterated(Event):
 class Trained(Event):
     """Means over the updates since the last such event.
 
-    `update_seconds` is the time of an update with all there is to it, `data_seconds` the part of it
-    in which the trainer waited for images.
+    `update_seconds` is the time of a whole update, `data_seconds` the time it waits for images.
     """
 
     kind = "train"
@@ -110,7 +117,7 @@ class Saved(Event):
 
 @dataclass(frozen=True)
 class StepUsable(Event):
-    """A model of a step is saved before its first update, so many seconds after the start."""
+    """A usable model of a step was saved before its first update, `seconds` after the start."""
 
     kind = "usable"
     step: int
@@ -120,10 +127,10 @@ class StepUsable(Event):
 
 @dataclass(frozen=True)
 class StepJudged(Event):
-    """Images decided whether the updates of a step are kept.
+    """Held-out images decided whether the updates of a step are kept.
 
-    `before` and `after` are mean IoUs without the updates and with them, `classes` those in which
-    the updated part has a say.
+    `before` and `after` are mean IoUs without and with the updates, `classes` those that the
+    updated decoder scores.
     """
 
     kind = "judged"
@@ -136,9 +143,9 @@ class StepJudged(Event):
 
 @dataclass(frozen=True)
 class OptionsChosen(Event):
-    """Held-out images decided how the model sees images.
+    """Held-out images decided on the prediction options.
 
-    `before` and `after` are mean IoUs on them with neither option and with those chosen.
+    `before` and `after` are their mean IoUs with neither option and with the chosen ones.
     """
 
     kind = "chosen"
@@ -161,7 +168,7 @@ class StepLearned(Event):
 
 @dataclass(frozen=True)
 class ImagesTested(Event):
-    """So many images more were tested."""
+    """A batch of `images` was tested, `of` a total."""
 
     kind = "tested"
     is_transient = True
@@ -179,35 +186,107 @@ class StepTested(Event):
     mean_iou: dict[str, float | None]
 
 
-EVENTS: dict[str, type[Event]] = {
-    kind.kind: kind
-    for kind in (
-        RunBegan,
-        StepSkipped,
-        StepAwaited,
-        StepBegan,
-        Iterated,
-        Trained,
-        Saved,
-        StepUsable,
-        StepJudged,
-        OptionsChosen,
-        StepLearned,
-        ImagesTested,
-        StepTested,
-    )
-}
+EVENTS: dict[str, type[Event]] = {event.kind: event for event in Event.__subclasses__()}
 
 Observer = Callable[[Event], None]
 
 
-def from_dict(content: dict[str, Any]) -> Event | None:
-    """Return the event that `to_dict` wrote; None for one that this version does not know."""
-    kind = EVENTS.get(str(content.get("event", "")))
-    if kind is None:
-        return None
+class Recorder:
+    """An observer that passes events on to others."""
+
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self.observers = list(observers)
+
+    def __call__(self, event: Event) -> None:
+        """Pass an event on."""
+        for observer in self.observers:
+            observer(event)
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a run: events before it stay, later ones happen again.
+
+    Attributes:
+        step: The step in progress.
+        iteration: Its saved updates.
+        is_learned: True if only its tests are left.
+    """
+
+    step: int
+    iteration: int = 0
+    is_learned: bool = False
+
+    def is_past(self, event: dict[str, Any]) -> bool:
+        """Return True if an event stays."""
+        step = event.get("step")
+        if not isinstance(step, int) or step < self.step:
+            return True
+        if step > self.step or event.get("event") == StepTested.kind:
+            return False
+        if self.is_learned:
+            return True
+        if not self.iteration or event.get("event") == StepLearned.kind:
+            return False
+        return int(event.get("iteration", 0)) <= self.iteration
+
+
+class EventFile:
+    """An observer that appends events to a file, which a resumed run first cuts back."""
+
+    def __init__(self, path: Path, position: Position) -> None:
+        self.path = path
+        kept = [line for line, event in _read_lines(path) if position.is_past(event)]
+        content = "".join(f"{line}\n" for line in kept)
+        if not path.exists() or path.read_bytes() != content.encode():
+            save_text(path, content)
+
+    def __call__(self, event: Event) -> None:
+        """Append an event."""
+        if event.is_transient:
+            return
+        line = json.dumps({"time": round(time.time(), 3), **event.to_dict()}, default=str)
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise NacreError(f"could not write {self.path}: {error.strerror}") from error
+
+
+def read_events(path: Path) -> list[Event]:
+    """Read the events of a run, without lines that a killed run left unfinished."""
+    events = (_from_dict(content) for _, content in _read_lines(path))
+    return [event for event in events if event is not None]
+
+
+def read_event(line: str) -> Event | None:
+    """Return the event of a line; None if this version knows none like it."""
+    content = _parse(line)
+    return None if content is None else _from_dict(content)
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if not path.exists():
+        return
+    text = read_bytes(path, "the events", MAX_EVENT_FILE_BYTES).decode(errors="replace")
+    for line in text.split("\n"):
+        content = _parse(line)
+        if content is not None:
+            yield line, content
+
+
+def _parse(line: str) -> dict[str, Any] | None:
     try:
-        return _adapter(kind.kind).validate_python(content)
+        content = parse_json(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _from_dict(content: dict[str, Any]) -> Event | None:
+    kind = str(content.get("event", ""))
+    try:
+        return _adapter(kind).validate_python(content) if kind in EVENTS else None
     except ValidationError:
         return None
 
@@ -215,15 +294,3 @@ def from_dict(content: dict[str, Any]) -> Event | None:
 @lru_cache
 def _adapter(kind: str) -> TypeAdapter[Event]:
     return TypeAdapter(EVENTS[kind])
-
-
-class Recorder:
-    """Passes events on to observers."""
-
-    def __init__(self, observers: Iterable[Observer] = ()) -> None:
-        self.observers = list(observers)
-
-    def __call__(self, event: Event) -> None:
-        """Report an event."""
-        for observer in self.observers:
-            observer(event)

@@ -1,4 +1,4 @@
-"""Optimizer and schedule, as a config says.
+"""Optimizer and learning-rate schedule.
 
     lr(iteration) = lr * warm-up * decay
     warm-up = min(1, (iteration + 1) / warmup_iterations)
@@ -7,7 +7,7 @@
 
 The defaults are those of the paper's released implementation: SGD with Nesterov momentum (the text
 says momentum), one learning rate and one weight decay for all parameters. Every group of parameters
-has an `lr_scale`, its learning rate over the step's.
+has an `lr_scale`, the ratio of its learning rate to the step's.
 """
 
 import math
@@ -24,7 +24,7 @@ from nacre.utils.config import Config
 from nacre.utils.tensor_file import Tensors
 
 ParamGroup = dict[str, Any]
-"""torch's: `params` and what is other for them, such as `weight_decay` or `lr_scale`."""
+"""A group of torch's optimizers: `params` and their own `lr_scale` or `weight_decay`."""
 
 MOMENTUM = 0.9
 POLY_POWER = 0.9
@@ -43,32 +43,25 @@ class OptimConfig(Config):
     )
     weight_decay: float = Field(1e-4, ge=0, le=1000, description="weight decay of all parameters")
     lr_schedule: Literal["poly", "cosine"] = Field(
-        "poly", description="how the learning rate falls, per iteration"
+        "poly", description="decay of the learning rate, per iteration"
     )
     warmup_iterations: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="first iterations of a step, in which the rate rises",
+        description="linear warm-up of the learning rate, in iterations of a step",
     )
     backbone_lr_scale: float = Field(
-        1.0, gt=0, le=1000, description="learning rate of the backbone, times that of the rest"
+        1.0, gt=0, le=1000, description="learning rate of the backbone, as a multiple of the rest's"
     )
 
 
 def make_optimizer(
     network: Network, config: OptimConfig, lr: float, groups: list[ParamGroup] | None = None
 ) -> Optimizer:
-    """Return a new optimizer: one made before a network grew does not know its new parameters.
-
-    Args:
-        network: what learns.
-        config: how.
-        lr: the first learning rate of the step.
-        groups: of a method that has its own, instead of `param_groups`.
-    """
+    """Return a new optimizer; groups of parameters are those of `param_groups` by default."""
     groups = param_groups(network, config) if groups is None else groups
-    # One kernel for all parameters, which also sees by itself that the loss scale was too large.
+    # One kernel for all parameters, which also skips an update whose loss scale was too large.
     fused = True if next(network.parameters()).is_cuda else None
     if config.optimizer == "adamw":
         return AdamW(groups, lr=lr, weight_decay=config.weight_decay, fused=fused)
@@ -83,36 +76,26 @@ def make_optimizer(
 
 
 def param_groups(network: Network, config: OptimConfig) -> list[ParamGroup]:
-    """Divide the parameters of a network by learning rate.
-
-    Raises:
-        NacreError: the backbone has a rate of its own, and the network does not say what it is.
-    """
-    backbone = {id(one) for one in _backbone(network, config)}
-    found: dict[float, list[nn.Parameter]] = {}
+    """Group the trainable parameters of a network by learning rate."""
+    backbone = network.backbone_or_none
+    if backbone is None and config.backbone_lr_scale != 1:
+        raise NacreError(
+            f"train.backbone_lr_scale={config.backbone_lr_scale}: nacre does not know which module "
+            "of this network is its backbone; call it `backbone` or `encoder`"
+        )
+    scaled = set() if backbone is None else {id(parameter) for parameter in backbone.parameters()}
+    groups: dict[float, list[nn.Parameter]] = {}
     for parameter in network.parameters():
         if parameter.requires_grad:
-            scale = config.backbone_lr_scale if id(parameter) in backbone else 1.0
-            found.setdefault(scale, []).append(parameter)
-    return [{"params": params, "lr_scale": scale} for scale, params in found.items()]
-
-
-def _backbone(network: Network, config: OptimConfig) -> list[nn.Parameter]:
-    if config.backbone_lr_scale == 1:
-        return []
-    part = network.backbone_or_none
-    if part is None:
-        raise NacreError(
-            f"train.backbone_lr_scale={config.backbone_lr_scale}: nacre does not know which "
-            "part of this network is its backbone (a module `backbone` or `encoder`)"
-        )
-    return list(part.parameters())
+            scale = config.backbone_lr_scale if id(parameter) in scaled else 1.0
+            groups.setdefault(scale, []).append(parameter)
+    return [{"params": params, "lr_scale": scale} for scale, params in groups.items()]
 
 
 def set_lr(
     optimizer: Optimizer, config: OptimConfig, lr: float, iteration: int, iterations: int
 ) -> None:
-    """Give every group of parameters its learning rate of an iteration."""
+    """Set the learning rate of every group of parameters for an iteration."""
     current = lr * decay(config, iteration, iterations)
     if iteration < config.warmup_iterations:
         current *= (iteration + 1) / config.warmup_iterations
@@ -121,7 +104,7 @@ def set_lr(
 
 
 def decay(config: OptimConfig, iteration: int, iterations: int) -> float:
-    """Return the share of the first learning rate that is left."""
+    """Return the factor of the first learning rate at an iteration."""
     if config.lr_schedule == "cosine":
         return (1 + math.cos(math.pi * iteration / iterations)) / 2
     left: float = 1 - iteration / iterations
@@ -129,7 +112,7 @@ def decay(config: OptimConfig, iteration: int, iterations: int) -> float:
 
 
 def optimizer_state(optimizer: Optimizer, network: nn.Module) -> Tensors:
-    """Return what an optimizer remembers, as ``key.parameter``."""
+    """Return the tensors of an optimizer's state, as ``key.parameter``."""
     return {
         f"{key}.{name}": value
         for name, parameter in network.named_parameters()
@@ -139,28 +122,28 @@ def optimizer_state(optimizer: Optimizer, network: nn.Module) -> Tensors:
 
 
 def load_optimizer_state(optimizer: Optimizer, network: nn.Module, tensors: Tensors) -> None:
-    """Take back what `optimizer_state` returned."""
+    """Restore what `optimizer_state` returned."""
     parameters = dict(network.named_parameters())
     is_fused = bool(optimizer.defaults.get("fused"))
-    for place, value in lie_as_parameters(network, tensors).items():
-        key, _, name = place.partition(".")
-        # AdamW counts its updates on the CPU, wherever the parameters are, unless it is fused
+    for full_name, value in match_parameter_layout(network, tensors).items():
+        key, _, name = full_name.partition(".")
+        # AdamW counts its updates on the CPU, unless it is fused.
         on_cpu = key == "step" and not is_fused
         optimizer.state[parameters[name]][key] = value.cpu() if on_cpu else value
 
 
-def lie_as_parameters(network: nn.Module, tensors: Tensors) -> Tensors:
-    """Return tensors with the keys ``key.parameter`` so that each lies as its parameter does.
+def match_parameter_layout(network: nn.Module, tensors: Tensors) -> Tensors:
+    """Give tensors named ``key.parameter`` the memory layout of their parameters.
 
-    A file knows one layout only. Where a parameter, its gradient and its momentum lie differently,
-    kernels that take many tensors at once take them one by one.
+    A file has one layout only. Kernels for many tensors need a parameter, its gradient and its
+    momentum in the same layout, and sums depend on it in their last digits.
     """
     parameters = dict(network.named_parameters())
 
-    def laid(place: str, value: Tensor) -> Tensor:
-        pattern = parameters.get(place.partition(".")[2])
+    def match(full_name: str, value: Tensor) -> Tensor:
+        pattern = parameters.get(full_name.partition(".")[2])
         if pattern is None or pattern.shape != value.shape or pattern.stride() == value.stride():
             return value
         return torch.empty_like(pattern, dtype=value.dtype, device=value.device).copy_(value)
 
-    return {place: laid(place, value) for place, value in tensors.items()}
+    return {full_name: match(full_name, value) for full_name, value in tensors.items()}

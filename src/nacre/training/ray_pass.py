@@ -1,10 +1,10 @@
 """A pass over a step's images as tasks of a Ray cluster: a map whose results are summed.
 
-Images are dealt in shares of some hundred, whatever the number of machines. A share is a task with
-a core and, if there are any, a GPU. Ray finds a machine for it, and when that machine or the
-process dies, the share is done again elsewhere. What a share returns depends on nothing but its
-images and the function, so any number of machines gives the same sums, up to the order of addition
-in float64. All machines need nacre, and the data at the same place.
+The images are split into shares of some hundred, whatever the number of machines. A share is a task
+with a core and, if there are any, a GPU. If its machine or process dies, Ray runs it again
+elsewhere. The result of a share depends only on its images and the function, so any number of
+machines gives the same sums, up to the order of additions in float64. All machines need nacre, and
+the data at the same path.
 """
 
 import copy
@@ -31,109 +31,84 @@ from nacre.utils.system import join_cluster
 T = TypeVar("T")
 
 IMAGES_PER_SHARE = 512
-RETRIES = 10
-_PATIENCE = 1.0
-"""Seconds after which it is asked again whether the user wants to stop."""
+MAX_RETRIES = 10
+STOP_CHECK_SECONDS = 1.0
+"""Seconds between two checks whether the user stopped the pass."""
 
 
 @dataclass(frozen=True)
 class SharedPass:
-    """The common input of every share of a pass.
-
-    Attributes:
-        network: looks at the images.
-        function: what is made of the network and the batches of a share.
-        dataset: the images.
-        shares: their number; it does not depend on the cluster.
-        batch_size: images that are read at once.
-        may_be: what the method is told that targets may be, by data set.
-        device: where the machines compute.
-        tf32: whether convolutions on a GPU may use TF32.
-    """
+    """The common input of all tasks of a pass: Ray sends it once to each machine."""
 
     network: Network
     function: Callable[[Network, Iterator[Batch]], Any]
     dataset: TrainDataset
-    shares: int
-    batch_size: int
+    num_shares: int
     may_be: Tensor | None
-    device: str
-    tf32: bool
+    train: TrainConfig
+
+    def run(self, share: int) -> Any:
+        """Call the function on a share, in a process of the cluster."""
+        device = choose_device(self.train.device)
+        configure_backends(device, tf32=self.train.precision != "float32")
+        return self.function(self.network.to(device), self.batches(share, device))
 
     def batches(self, share: int, device: torch.device) -> Iterator[Batch]:
         """Yield the batches of a share."""
         may_be = None if self.may_be is None else self.may_be.to(device)
-        for sample in plain_batches(self.dataset, self.batch_size, share, self.shares, 0):
-            images, targets, whose = (one.to(device) for one in sample)
-            rows = None if may_be is None else may_be[whose].expand(len(images), -1, -1)
-            yield Batch(images, targets, may_be=rows, folder=int(whose))
+        batch_size = self.train.test_batch(1)
+        for sample in plain_batches(self.dataset, batch_size, share, self.num_shares, 0):
+            images, targets, folder = (x.to(device) for x in sample)
+            rows = None if may_be is None else may_be[folder].expand(len(images), -1, -1)
+            yield Batch(images, targets, may_be=rows, folder=int(folder))
 
 
 def ray_mapper(step: Step) -> Mapper:
-    """Return what has a pass over a step's images carried out by a Ray cluster.
+    """Return a function that runs a pass over a step's images on a Ray cluster.
 
-    It yields what a function returns for each share, in the order in which they are done. The
-    function is sent with all that it holds.
+    It yields the results of all shares in the order in which they end. The function of the pass is
+    sent with everything it refers to.
     """
     if step.dist.world_size > 1:
-        raise NacreError(
-            "train.passes_on=ray: Ray's machines take the place of torchrun's; use one"
-        )
+        raise NacreError("train.passes_on=ray: Ray replaces torchrun's processes; use one of both")
+    num_shares = math.ceil(len(step.data) / IMAGES_PER_SHARE)
 
-    train: TrainConfig = step.config.train
-
-    def mapped(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
-        shares = math.ceil(len(step.data) / IMAGES_PER_SHARE)
-        given = SharedPass(
-            # Sent once to each machine and not with each share.
-            network=copy.deepcopy(step.network).cpu(),
-            function=function,
-            dataset=step.data,
-            shares=shares,
-            batch_size=train.test_batch(1),
-            may_be=step.may_be,
-            device=train.device,
-            tf32=train.precision != "float32",
-        )
+    def map_shares(function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
+        network = copy.deepcopy(step.network).cpu()
+        train = step.config.train
+        work = SharedPass(network, function, step.data, num_shares, step.may_be, train)
         ray = join_cluster("train.passes_on=ray")
         try:
-            for done, task in enumerate(_ended(ray, given, step.should_stop), start=1):
+            for done, task in enumerate(_ended(ray, work, step.should_stop), start=1):
                 yield _result(ray, task)
-                step.observe(Iterated(step.number, step.iterations * done // shares))
+                step.observe(Iterated(step.number, step.iterations * done // num_shares))
         finally:
             ray.shutdown()
 
-    return mapped
+    return map_shares
 
 
-def _ended(ray: Any, given: SharedPass, should_stop: Callable[[], bool]) -> Iterator[Any]:
-    """Yield the tasks of all shares as they end."""
-    there = ray.cluster_resources()
-    gpus = min(1, int(there.get("GPU", 0)))
-    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(_carry_out)
-    common = ray.put(given)
-    waiting = iter(range(given.shares))
-    # More tasks than places would only fill the memory with results that nobody has added yet.
-    places = max(2, 2 * int(there.get("GPU" if gpus else "CPU", 1)))
-    running = [task.remote(common, share) for share in islice(waiting, places)]
+def _ended(ray: Any, work: SharedPass, should_stop: Callable[[], bool]) -> Iterator[Any]:
+    """Submit a task per share; yield the tasks as they end."""
+    resources = ray.cluster_resources()
+    gpus = min(1, int(resources.get("GPU", 0)))
+    task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=MAX_RETRIES)(SharedPass.run)
+    common = ray.put(work)
+    shares = iter(range(work.num_shares))
+    # More tasks would only fill the memory with results that are not added yet.
+    max_running = max(2, 2 * int(resources.get("GPU" if gpus else "CPU", 1)))
+    running = [task.remote(common, share) for share in islice(shares, max_running)]
     while running:
         if should_stop():
             raise Interrupted
-        ended, running = ray.wait(running, timeout=_PATIENCE)
+        ended, running = ray.wait(running, timeout=STOP_CHECK_SECONDS)
         for one in ended:
-            running += [task.remote(common, share) for share in islice(waiting, 1)]
+            running += [task.remote(common, share) for share in islice(shares, 1)]
             yield one
 
 
-def _carry_out(given: SharedPass, share: int) -> Any:
-    """Call the function on a share, in a process of the cluster."""
-    device = choose_device(given.device)
-    configure_backends(device, tf32=given.tf32)
-    return given.function(given.network.to(device), given.batches(share, device))
-
-
 def _result(ray: Any, task: Any) -> Any:
-    """Return what a task returned, or say in one sentence why there is nothing."""
+    """Return the result of a task; raise its error as one sentence."""
     try:
         return ray.get(task)
     except ray.exceptions.RayError as error:
@@ -141,4 +116,4 @@ def _result(ray: Any, task: Any) -> Any:
         if isinstance(cause, NacreError):
             raise NacreError(str(cause)) from error
         last = str(error).strip().splitlines()[-1]
-        raise NacreError(f"Ray could not carry out a share of the images: {last}") from error
+        raise NacreError(f"Ray could not process a share of the images: {last}") from error

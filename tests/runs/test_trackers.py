@@ -4,9 +4,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nacre.errors import NacreError
-from nacre.runs.observers import TRACKERS, TensorBoard, read_events, run_id, tracking
 from nacre.runs.run import run_scenario
-from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained
+from nacre.runs.trackers import TRACKERS, TensorBoard, run_id, tracking
+from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained, read_events
 from tiny_runs import tiny_config
 
 BEGAN = RunBegan("s", "mib", 1, "cpu", 1, "float32", "none", [7, 5, 3])
