@@ -226,7 +226,7 @@ class RunDisplay(Display):
             case events.ImagesTested() if self.now is not None:
                 self.progress.update(self.now, total=event.of, advance=event.images)
             case events.StepTested():
-                self.console.print(f"  step {event.step}: {one_line(event.mean_iou)}")
+                self.console.print(f"  step {event.step}: {format_means(event.mean_iou)}")
                 self._remove(self.now)
                 self.now = None
             case events.Saved():
@@ -312,8 +312,8 @@ def chosen_line(event: "events.OptionsChosen") -> str:
     return f"predictions use {named}: {means}"
 
 
-def one_line(means: dict[str, Any]) -> str:
-    """Return a line with the means of old, new and all classes."""
+def format_means(means: dict[str, Any]) -> str:
+    """Return the mean IoUs of old, new and all classes as one line."""
     parts = []
     for group in ("old", "new", "all"):
         value = means.get(f"{group}_without_background")

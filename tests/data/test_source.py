@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from small_data import blocks, make_pairs, save_image, save_mask, turned
 
-from nacre.cli.data import report_tables
+from nacre.cli.look import report_tables
 from nacre.data.source import DataReport, check_source
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.data.sources.voc import Voc, VocConfig

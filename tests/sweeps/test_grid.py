@@ -9,8 +9,7 @@ from nacre.cli.grid import GridDisplay
 from nacre.errors import NacreError
 from nacre.methods import METHODS
 from nacre.sweeps.engines import Local, last_line, log_of
-from nacre.sweeps.grid import check_grid, make_jobs, read_grid
-from nacre.sweeps.launch import run_grid
+from nacre.sweeps.grid import check_grid, make_jobs, read_grid, run_grid
 from nacre.training.config import build_config
 from tiny_runs import TINY
 

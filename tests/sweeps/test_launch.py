@@ -10,11 +10,10 @@ from typer.testing import CliRunner
 from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
-from nacre.sweeps import engines, launch
+from nacre.sweeps import engines
 from nacre.sweeps import grid as grids
 from nacre.sweeps.engines import Local
-from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import run_grid
+from nacre.sweeps.grid import check_grid, make_jobs, run_grid
 from nacre.utils.io import locked
 from nacre.utils.signals import PARENT
 from stand_in_runs import Process, stand_in
@@ -31,7 +30,7 @@ def jobs_of(out, methods=("ft", "mib"), **more):
 
 @pytest.fixture
 def started(monkeypatch):
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(grids, "POLL_SECONDS", 0.0)
     return stand_in(monkeypatch)
 
 
@@ -101,7 +100,7 @@ def test_a_stopped_grid_has_its_runs_save_and_waits_for_them(tmp_path, started):
     engine = Local(1)
     assert not run_grid([ft], engine, should_stop=stop_after(2))
     assert started[0].code == 130
-    assert not engine.places
+    assert not engine.slots
     assert (ft.state, ft.submitted) == ("waiting", None)
 
 

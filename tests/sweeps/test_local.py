@@ -10,8 +10,7 @@ from nacre.errors import NacreError
 from nacre.runs.records import Starts
 from nacre.sweeps import engines
 from nacre.sweeps.engines import Local, RemoteRun, Task, visible_gpus
-from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import run_grid
+from nacre.sweeps.grid import check_grid, make_jobs, run_grid
 from nacre.utils import system
 from nacre.utils.system import usable_cores
 from stand_in_runs import stand_in
@@ -25,7 +24,7 @@ def make(tmp_path, monkeypatch):
 
 
 def started(engine):
-    return {place: given for place, (given, _) in engine.places.items()}
+    return {place: given for place, (given, _) in engine.slots.items()}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_runs_have_gpus_and_an_equal_part_of_the_cores(make, monkeypatch, gpus, 
 def test_a_run_that_ended_frees_its_place_and_its_gpu(make):
     engine = Local(gpus=["0", "1", "2"])
     names = [engine.submit(make(f"run-{at}")) for at in range(3)]
-    engine.places[1][1].code = 2
+    engine.slots[1][1].code = 2
     assert engine.poll(names[1]).state == "failed"
     again = engine.submit(make("run-3"))
     assert started(engine)[int(again)].gpus == ("1",)

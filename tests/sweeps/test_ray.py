@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from nacre.cli.app import program
 from nacre.errors import NacreError
-from nacre.sweeps import engines, launch
+from nacre.sweeps import engines
+from nacre.sweeps import grid as grids
 from nacre.sweeps.engines import Ray
-from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import open_engine, run_grid
+from nacre.sweeps.grid import check_grid, make_jobs, open_engine, run_grid
 from ray_nodes import PATIENT, Nodes
 from stand_in_runs import Process, stand_in
 from tiny_runs import TINY, set_options
@@ -97,7 +97,7 @@ def ray(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", fake)
     stand_in(monkeypatch, usual=0)
     monkeypatch.setattr(engines, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(grids, "POLL_SECONDS", 0.01)
     return fake
 
 
@@ -117,7 +117,7 @@ def test_a_run_may_have_several_gpus_and_a_process_for_each(ray, tmp_path):
     engine = open_engine("ray", check_grid({**GRID, "gpus_per_run": 2}), tmp_path)
     assert ray.options["num_gpus"] == 2
     (job,) = make_jobs(check_grid({**GRID, "methods": ["ft"]}), tmp_path)
-    engine.submit(launch.make_task(job))
+    engine.submit(grids.make_task(job))
     assert "--nproc-per-node=2" in ray.tasks[0].given[0].command()
 
 

@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
-from nacre.sweeps import launch
+from nacre.sweeps import grid as grids
 from nacre.sweeps.engines import RemoteRun, Slurm, Task
-from nacre.sweeps.grid import check_grid, make_jobs
-from nacre.sweeps.launch import cancel_submitted, open_engine, run_grid
+from nacre.sweeps.grid import cancel_submitted, check_grid, make_jobs, open_engine, run_grid
 from stand_in_runs import Process
 from tiny_runs import TINY, set_options
 
@@ -59,7 +58,7 @@ def stop_after(count):
 
 def test_jobs_ask_for_what_the_grid_says_and_stay_when_it_stops(slurm, tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_SLURM_HOLDS", "1")
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(grids, "POLL_SECONDS", 0.0)
     means = {"partition": "gpu", "time": 90, "qos": "low", "cpus_per_task": 6}
     values = {**GRID, "methods": ["ft", "joint"], "gpus_per_run": 2, "slurm": means}
     grid, out = check_grid(values), tmp_path / "grid"
@@ -118,7 +117,7 @@ def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path):
 
 def test_a_job_that_slurm_ended_is_submitted_again(slurm, tmp_path, monkeypatch):
     """Its process is killed before it could leave a result."""
-    monkeypatch.setattr(launch, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(grids, "POLL_SECONDS", 0.05)
     (job,) = make_jobs(check_grid(GRID), tmp_path / "grid")
     engine = open_engine("slurm", check_grid(GRID), tmp_path / "grid")
     monkeypatch.setenv("FAKE_SLURM_FAILS", "1")

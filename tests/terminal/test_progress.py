@@ -3,7 +3,7 @@ import warnings
 
 from rich.console import Console
 
-from nacre.terminal import RunDisplay, one_line
+from nacre.terminal import RunDisplay, format_means
 from nacre.training.events import (
     ImagesTested,
     Iterated,
@@ -80,9 +80,9 @@ def test_the_time_left_is_not_shortened_by_what_was_taken_over(monkeypatch):
     assert "step 0: taken from runs/steps, not learned again" in file.getvalue()
 
 
-def test_one_line_leaves_out_what_is_not_there():
-    assert one_line({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
-    assert one_line({}) == "not tested: no test image has a known class"
+def test_format_means_leaves_out_what_is_not_there():
+    assert format_means({"new_without_background": 0.123}) == "mIoU without background: new 12.3"
+    assert format_means({}) == "not tested: no test image has a known class"
 
 
 def test_a_notebook_without_widgets_gets_lines_and_no_warning(monkeypatch):

@@ -1,6 +1,6 @@
-"""The command line: each module parses, calls and draws one group of commands.
+"""The command line: each module has a group of commands and prints their results.
 
-Everything heavy is imported when a command needs it.
+Commands import torch and the packages that need it only when they run.
 """
 
 import os
@@ -8,16 +8,17 @@ import sys
 import traceback
 from typing import Any
 
-from nacre.cli import app, data, grid, imports, learn, look, results, run, use  # noqa: F401
+from nacre.cli import app, grid, imports, learn, look, results, run, use  # noqa: F401
 from nacre.errors import ReportedElsewhere, user_message
-from nacre.terminal import accept_any_character
+from nacre.terminal import accept_any_character, progress_bar
+from nacre.utils.progress import set_progress_bar
 from nacre.utils.signals import exit_with_parent
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one sentence and exit code 2."""
     exit_with_parent()
-    app.show_bars()
+    set_progress_bar(progress_bar)
     accept_any_character()
     is_one_of_several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     code: Any = 2

@@ -1,25 +1,21 @@
-"""The application, and what its commands share: panels, options, interruptions, the console."""
+"""The command-line application, and the options, console and interruptions of its commands."""
 
-import inspect
 import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar, cast
+from typing import IO, Annotated, Any, TypeVar, cast
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from nacre.errors import NacreError, escape_control
+from nacre.terminal import Output, PlainConsole
 from nacre.version import __version__
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -39,15 +35,15 @@ class Command(TyperCommand):
     """A command whose help shows placeholders instead of Python types."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, without types beside arguments and flags."""
+        """Return the parameters; arguments and flags show no type."""
         return _without_types(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
-    """The commands in the order of `PANELS`; each reports Ctrl-C from its first moment on."""
+    """Lists the commands in the order of `PANELS`, and reports Ctrl-C while they start."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, without types beside flags."""
+        """Return the parameters; flags show no type."""
         return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -103,42 +99,10 @@ def nacre(
 
 
 def command(name: str, *examples: str, **settings: Any) -> Callable[[Function], Function]:
-    """Register a command in its panel, with examples below its help.
-
-    A parameter that is a dataclass of options, such as `ConfigOptions`, is an option per field.
-    """
+    """Register a command in its panel, with examples below its help."""
     panel = next(panel for panel, names in PANELS.items() if name in names)
     epilog = "\n\n".join(["Examples:" if examples[1:] else "Example:", *examples])
-    register = program.command(name, cls=Command, rich_help_panel=panel, epilog=epilog, **settings)
-
-    def decorate(function: Function) -> Function:
-        register(_with_fields(function))
-        return function
-
-    return decorate
-
-
-def _with_fields(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a function's dataclass of options, if it has one, by a parameter per field."""
-    signature = inspect.signature(function)
-    grouped = [one for one in signature.parameters.values() if is_dataclass(one.annotation)]
-    if not grouped:
-        return function
-    (group,) = grouped
-    fields = inspect.signature(group.annotation).parameters
-
-    def call(**values: Any) -> None:
-        options = group.annotation(**{field: values.pop(field) for field in fields})
-        function(**{group.name: options}, **values)
-
-    parameters = [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for own in signature.parameters.values()
-        for one in (fields.values() if own is group else [own])
-    ]
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__doc__, call.__annotations__ = function.__doc__, {}
-    return call
+    return program.command(name, cls=Command, rich_help_panel=panel, epilog=epilog, **settings)
 
 
 def argument(placeholder: str, help: str) -> Any:
@@ -169,6 +133,10 @@ Set = Annotated[
         "--set",
     ),
 ]
+Seed = Annotated[
+    int | None,
+    option("NUMBER", "Random seed for weights, order and augmentation. Default: 1.", min=0),
+]
 Root = Annotated[Path | None, option("FOLDER", "Folder of the data set.")]
 Cache = Annotated[
     Path | None,
@@ -178,51 +146,46 @@ Json = Annotated[bool, flag("--json", "Print JSON instead of a table.")]
 ModelPath = Annotated[Path, argument("MODEL", "A run folder, a step folder or a model file.")]
 
 
-@dataclass(frozen=True)
-class ConfigOptions:
-    """Options that set config values."""
+def config_sources(
+    values: Mapping[str, Any],
+    preset: str | None,
+    file: Path | None,
+    assignments: list[str] | None,
+    resumed: Path | None = None,
+) -> dict[str, Any]:
+    """Return the sources of a config: preset, file, assignments and overrides.
 
-    preset: Preset = None
-    config: ConfigFile = None
-    set_: Set = None
-    seed: Annotated[
-        int | None,
-        option("NUMBER", "Random seed for weights, order and augmentation. Default: 1.", min=0),
-    ] = None
-
-    def sources(self, values: Mapping[str, Any], resumed: Path | None = None) -> dict[str, Any]:
-        """Return the sources of a config: preset, file, assignments and overrides.
-
-        Args:
-            values: The values of the command's other options.
-            resumed: The folder to resume, whose stored config is the file if no other is given.
-        """
-        file = self.config
-        if file is None and self.preset is None and resumed is not None:
-            stored = resumed / "config.yaml"
-            file = stored if stored.is_file() else None
-        values = {"seed": self.seed, **values}
-        values = {key: value for key, value in values.items() if value not in (None, {}, [])}
-        return {
-            "preset": self.preset,
-            "file": file,
-            "assignments": self.set_ or (),
-            "overrides": values,
-        }
+    Args:
+        values: Values of the command's own options, such as --seed.
+        preset: Value of --preset.
+        file: Value of --config.
+        assignments: Values of --set.
+        resumed: Folder to resume. Its stored config is used unless a preset or a file is given.
+    """
+    if file is None and preset is None and resumed is not None:
+        stored = resumed / "config.yaml"
+        file = stored if stored.is_file() else None
+    overrides = {key: value for key, value in values.items() if value not in (None, {}, [])}
+    return {
+        "preset": preset,
+        "file": file,
+        "assignments": assignments or (),
+        "overrides": overrides,
+    }
 
 
 def data_section(root: Path | None) -> dict[str, Any]:
-    """Return the config values that the option --root gives."""
+    """Return the config values that --root sets."""
     return {} if root is None else {"data": {"root": str(root)}}
 
 
 def split_names(text: str | None) -> list[str]:
-    """Return comma-separated names without blanks around them."""
+    """Split comma-separated names and strip the blanks around them."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def split_pairs(texts: list[str] | None, name: str, example: str) -> dict[str, str]:
-    """Return a repeatable ``KEY=VALUE`` option as a mapping; split at the last ``=``."""
+    """Return the values of a repeatable ``KEY=VALUE`` option; split each at its last ``=``."""
     pairs = {}
     for text in texts or ():
         key, sign, value = text.rpartition("=")
@@ -237,7 +200,7 @@ _ONLY_CONFIG: ContextVar[bool] = ContextVar("only_config", default=False)
 
 @contextmanager
 def only_config() -> Iterator[None]:
-    """Make commands end at `show_config` instead of doing their work."""
+    """Make commands print their config and exit in `show_config`."""
     before = _ONLY_CONFIG.set(True)
     try:
         yield
@@ -246,7 +209,7 @@ def only_config() -> Iterator[None]:
 
 
 def show_config(config: Mapping[str, Any]) -> None:
-    """Print a command's resolved config and end the command, if `nacre config` runs it."""
+    """Print a command's resolved config and exit, if `nacre config` runs the command."""
     if _ONLY_CONFIG.get():
         import yaml
 
@@ -255,7 +218,7 @@ def show_config(config: Mapping[str, Any]) -> None:
 
 
 def resume_command(*arguments: str) -> str:
-    """Return the command that resumes an interrupted one."""
+    """Return the command line that resumes an interrupted command."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return shlex.join(["nacre", *arguments])
     nodes = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
@@ -267,8 +230,8 @@ def resume_command(*arguments: str) -> str:
     return command if nodes == 1 else f"{command}  on each of the {nodes} machines"
 
 
-def until_interrupted(work: Callable[[], T], again: str) -> T:
-    """Do the work; if the user stops it, print how to resume it."""
+def until_interrupted(work: Callable[[], T], resume: str) -> T:
+    """Call a function; if the user interrupts it, print how to resume it and exit."""
     from nacre.utils.distributed import leave_distributed
     from nacre.utils.signals import Interrupted
 
@@ -280,8 +243,8 @@ def until_interrupted(work: Callable[[], T], again: str) -> T:
         leave_distributed()
         return result
     if is_main_process():
-        echo(f"interrupted; {saved}. Resume with:  {again}", err=True)
-    if saved == "saved":  # all processes stopped together; no traceback holds the trainer here
+        echo(f"interrupted; {saved}. Resume with:  {resume}", err=True)
+    if saved == "saved":  # all processes stopped together, and no traceback refers to the trainer
         leave_distributed()
     sys.exit(130)
 
@@ -297,33 +260,17 @@ def print_json(content: Any) -> None:
 
 
 def is_main_process() -> bool:
-    """Return True in the process that prints, where torchrun started several."""
+    """Return True in the process that prints, if torchrun started several."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def make_console() -> "Console":
-    """Return the console of the process that prints; the others' is silent."""
-    from nacre.terminal import Output, PlainConsole
-
+def make_console() -> PlainConsole:
+    """Return the console of the main process; those of other processes are silent."""
     return PlainConsole(file=cast(IO[str], Output(sys.stdout)), quiet=not is_main_process())
 
 
 def finish_output() -> bool:
     """Flush the output; return True if all of it could be written."""
-    from nacre.terminal import Output
-
     output = Output(sys.stdout)
     output.flush()
     return sys.stdout is None or not output.is_broken
-
-
-def show_bars() -> None:
-    """Show long passes over files as bars on the terminal."""
-    from nacre.utils.progress import Progress, set_progress_bar
-
-    def bar(title: str) -> AbstractContextManager[Progress]:
-        from nacre.terminal import progress_bar
-
-        return progress_bar(title)
-
-    set_progress_bar(bar)

@@ -1,4 +1,4 @@
-"""The command that executes several runs, on this machine or on a cluster, and its live table."""
+"""The commands that execute several runs, grid and demo, and the live table of a grid."""
 
 import sys
 import time
@@ -14,11 +14,11 @@ from rich.table import Table
 
 from nacre.cli import app
 from nacre.cli.app import argument, flag, option
+from nacre.cli.results import print_table
 from nacre.errors import NacreError, unknown_name
-from nacre.terminal import LINE_SECONDS, Display, one_line
+from nacre.terminal import LINE_SECONDS, Display, format_means
 
 if TYPE_CHECKING:
-    from nacre.sweeps.engines import Engine
     from nacre.sweeps.grid import GridConfig, Job, State
 
 STYLES = {"waiting": "dim", "running": "bold", "done": "", "failed": "red"}
@@ -26,6 +26,15 @@ DRAW_SECONDS = 5.0
 _ORDER: "tuple[State, ...]" = ("running", "failed", "waiting", "done")
 _OTHER_LINES = 8
 """Lines of a terminal that are not rows of the table."""
+
+DEMO_METHODS = ("ft", "lwf", "mib", "joint")
+DEMO_IMAGES = 800
+"""Number of training images of the demo."""
+DEMO_TITLE = "nacre demo: three steps on generated scenes"
+ABOUT_DEMO = """\
+Eight classes of generated things are learned in three steps: four, then two, then two.
+In each step only the new classes are labeled; all else is marked background.
+ft forgets, lwf distills, mib models the background, joint has all labels at once."""
 
 
 @app.command(
@@ -72,77 +81,118 @@ def grid(
         key: app.split_names(text) for key, text in lists.items() if text is not None
     }
     content |= {"preset": preset, "jobs": jobs, "gpus_per_run": gpus_per_run}
-    made = _read_grid(file, content, root, set_ or [])
-    runs = make_jobs(made, out, cache)
-    app.show_config(made.model_dump(mode="json", exclude_none=True))
+    config = _read_grid(file, content, root, set_ or [])
+    runs = make_jobs(config, out, cache)
+    app.show_config(config.model_dump(mode="json", exclude_none=True))
     if status:
         find_status(runs)
         _print(runs, json)
         return
     if cancel:
-        _cancel(runs, made, out, engine)
+        _cancel(runs, config, out, engine)
         return
     check_weights(runs)
     console = app.make_console()
     console.quiet = console.quiet or json
-    if not _run(runs, made, out, engine, console):
-        count = sum(job.submitted is not None for job in runs)
-        what = f"{count} submitted jobs continue (--cancel cancels them)" if count else "saved"
-        app.echo(f"interrupted; {what}. The same command resumes the grid.", err=True)
-        sys.exit(130)
+    _execute(runs, config, out, engine, console)
     _finish(runs, out, json, console)
 
 
+@app.command("demo", "nacre demo --out my-demo --seed 2")
+def demo(
+    out: Annotated[Path, option("FOLDER", "Folder for the page and the runs.")] = Path(
+        "nacre-demo"
+    ),
+    seed: Annotated[int, option("NUMBER", "Random seed for scenes, weights and order.", min=0)] = 1,
+) -> None:
+    """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
+    from nacre.report.page import write_report
+    from nacre.report.results import load_results
+    from nacre.report.tables import steps_table
+    from nacre.sweeps.grid import GridConfig, make_jobs
+    from nacre.utils.system import usable_cores
+
+    config = GridConfig(
+        scenarios=("scenes/4-2-2/overlapped",),
+        methods=DEMO_METHODS,
+        seeds=(seed,),
+        preset="demo",
+        config={"data": {"seed": seed, "train": DEMO_IMAGES}},
+        # Runs side by side with a core each are faster than one after another with all cores.
+        jobs=min(len(DEMO_METHODS), usable_cores()),
+    )
+    app.show_config(config.model_dump(mode="json", exclude_none=True))
+    console = app.make_console()
+    console.print(ABOUT_DEMO)
+    runs = make_jobs(config, out / "runs")
+    _execute(runs, config, out, "local", console)
+    for job in runs:
+        if job.state == "failed":
+            raise NacreError(f"failed: {job.name}: {job.problem}")
+    folders = [job.folder.path for job in runs]
+    for results in load_results(folders):
+        print_table(console, steps_table(results))
+    page = write_report(folders, out, title=DEMO_TITLE)
+    console.print("The page with images:", str(page), soft_wrap=True)
+
+
 def _read_grid(
-    file: Path | None, given: dict[str, Any], root: Path | None, sets: list[str]
+    file: Path | None, options: dict[str, Any], root: Path | None, sets: list[str]
 ) -> "GridConfig":
-    """Return a grid from its file and the options, which lie over it."""
+    """Return a grid from its file and the options, which override the file."""
     from nacre.sweeps.grid import check_grid, read_grid
     from nacre.training.config import deep_merge, parse_assignment
 
     content = read_grid(file).model_dump() if file else {}
-    content |= {key: value for key, value in given.items() if value is not None}
+    content |= {key: value for key, value in options.items() if value is not None}
     missing = [key for key in ("methods", "scenarios") if key not in content]
     if missing:
-        named = " and ".join(f"--{key}" for key in missing)
-        raise NacreError(f"a grid needs {named}, or a grid file that has them (nacre grid --help)")
+        names = " and ".join(f"--{key}" for key in missing)
+        raise NacreError(f"a grid needs {names}, or a grid file that has them (nacre grid --help)")
     values = deep_merge(content.get("config", {}), app.data_section(root))
     for text in sets:
         values = deep_merge(values, parse_assignment(text))
     return check_grid(content | {"config": values})
 
 
-def _cancel(runs: "list[Job]", made: "GridConfig", out: Path, name: str) -> None:
-    """Cancel what an earlier command submitted."""
-    from nacre.sweeps.launch import cancel_submitted, open_engine
+def _cancel(runs: "list[Job]", config: "GridConfig", out: Path, engine: str) -> None:
+    """Cancel the jobs that an earlier command submitted."""
+    from nacre.sweeps.grid import cancel_submitted, open_engine
     from nacre.utils.io import locked
 
-    if name != "slurm":
+    if engine != "slurm":
         raise NacreError(
-            f"--cancel: no jobs of --engine {name} survive its command; give --engine slurm"
+            f"--cancel: no jobs of --engine {engine} survive its command; give --engine slurm"
         )
-    with locked(out, "grid"):  # a command at work would submit them again
-        app.echo(f"{cancel_submitted(runs, open_engine(name, made, out))} jobs canceled")
+    with locked(out, "grid"):  # a running grid would submit them again
+        count = cancel_submitted(runs, open_engine(engine, config, out))
+    app.echo(f"{count} jobs canceled")
 
 
-def _run(runs: "list[Job]", made: "GridConfig", out: Path, name: str, console: Console) -> bool:
-    """Execute the runs; return False if the user stopped it."""
-    from nacre.sweeps.launch import open_engine, run_grid
+def _execute(
+    runs: "list[Job]", config: "GridConfig", out: Path, engine: str, console: Console
+) -> None:
+    """Execute the runs with a live table; exit if the user stops them."""
+    from nacre.sweeps.grid import open_engine, run_grid
     from nacre.utils.io import locked
     from nacre.utils.signals import StopSignal
 
-    # Ray prints the death of a node to stdout, which may be for JSON alone.
+    # Ray prints the death of a node to stdout, which --json reserves for JSON.
     with locked(out, "grid"), redirect_stdout(sys.stderr):
-        engine: Engine = open_engine(name, made, out)
+        opened = open_engine(engine, config, out)
         with StopSignal() as stop, GridDisplay(console) as display:
-            return app.until_interrupted(
-                lambda: run_grid(runs, engine, should_stop=stop, show=display),
-                "the same command",
+            is_complete = app.until_interrupted(
+                lambda: run_grid(runs, opened, should_stop=stop, show=display), "the same command"
             )
+    if not is_complete:
+        count = sum(job.submitted is not None for job in runs)
+        what = f"{count} submitted jobs continue (--cancel cancels them)" if count else "saved"
+        app.echo(f"interrupted; {what}. The same command resumes the runs.", err=True)
+        sys.exit(130)
 
 
 def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
-    """Report what failed, and write the page of the rest."""
+    """Print the runs that failed, and write a page about the others."""
     for job in runs:
         if job.state == "failed":
             app.echo(f"failed: {job.name}: {job.problem}", err=True)
@@ -158,89 +208,94 @@ def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
 
 
 def _print(runs: "list[Job]", json: bool) -> None:
-    from nacre.sweeps.grid import GridProgress, as_plain
+    from nacre.sweeps.grid import as_dict
 
     if json:
-        app.print_json(as_plain(runs, GridProgress()))
+        app.print_json([as_dict(job) for job in runs])
         return
     console = app.make_console()
     console.print(GridDisplay(console).table(runs, rows=len(runs)))
 
 
 class GridDisplay(Display):
-    """Shows the runs of a grid: a table on a terminal, a line per change elsewhere."""
+    """Shows the runs of a grid: a table on a terminal, otherwise a line per change."""
 
     def __init__(self, console: Console) -> None:
-        from nacre.sweeps.grid import GridProgress
-
         self.live = Live(console=console, auto_refresh=False)
         super().__init__(console, self.live)
-        self.progress = GridProgress()
-        self.began = self.last_line = time.monotonic()
-        self.drawn = float("-inf")
-        self.done_before: float | None = None
+        self.start_time = self.last_line = time.monotonic()
+        self.last_drawing = float("-inf")
+        self.done_before: int | None = None
         self.states: dict[str, str] = {}
 
     def __call__(self, jobs: "Sequence[Job]") -> None:
-        """Show the progress of the runs: a change of state at once, the rest now and then."""
+        """Show a change of state at once, and the progress now and then."""
         if self.done_before is None:
-            self.done_before = self._done(jobs)
+            self.done_before = _count_done(jobs)
         changed = [job for job in jobs if self.states.get(job.name, "waiting") != job.state]
         self.states = {job.name: job.state for job in jobs}
         now = time.monotonic()
         if self.console.is_terminal:
-            if changed or now - self.drawn >= DRAW_SECONDS:
-                self.drawn = now
+            if changed or now - self.last_drawing >= DRAW_SECONDS:
+                self.last_drawing = now
                 self.live.update(self.table(jobs), refresh=True)
             return
         for job in changed:
-            self.console.print(f"{job.name}: {job.state}{self._means(job)}", highlight=False)
+            means = _means_of(job)
+            self.console.print(f"{job.name}: {job.state}{means and f': {means}'}", highlight=False)
         if now - self.last_line > LINE_SECONDS:
             self.last_line = now
-            self.console.print(self._left(jobs), highlight=False)
+            self.console.print(self._time_left(jobs), highlight=False)
 
     def table(self, jobs: "Sequence[Job]", rows: int | None = None) -> Table:
-        """Return the table of the runs, with the time left in its title.
+        """Return the table of the runs; its title contains the time left.
 
         Args:
             jobs: The runs.
-            rows: Number of rows, running ones first; by default as many as fit on the terminal.
+            rows: Number of rows, running ones first. Default: as many as fit on the terminal.
         """
+        from nacre.sweeps.grid import count_iterations
+
         rows = max(4, self.console.height - _OTHER_LINES) if rows is None else rows
         shown = jobs
         if len(jobs) > rows:
             shown = sorted(jobs, key=lambda job: _ORDER.index(job.state))[:rows]
-        table = Table(title=f"{len(jobs)} runs, {self._left(jobs)}", title_justify="left")
+        table = Table(title=f"{len(jobs)} runs, {self._time_left(jobs)}", title_justify="left")
         for title in ("run", "state"):
             table.add_column(title)
         table.add_column("iterations", justify="right")
         table.add_column("mIoU without background")
         for job in shown:
-            done, total = self.progress.iterations(job), sum(job.to_learn)
-            row = (job.name, job.state, f"{done:,}/{total:,}")
-            table.add_row(*row, self._means(job).strip(" :"), style=STYLES[job.state])
+            counts = f"{count_iterations(job):,}/{sum(job.to_learn):,}"
+            table.add_row(job.name, job.state, counts, _means_of(job), style=STYLES[job.state])
         if len(jobs) > len(shown):
-            counts = Counter(job.state for job in jobs)
-            table.caption = ", ".join(f"{counts[one]} {one}" for one in _ORDER if counts[one])
+            by_state = Counter(job.state for job in jobs)
+            table.caption = ", ".join(f"{by_state[one]} {one}" for one in _ORDER if by_state[one])
         return table
 
-    def _left(self, jobs: "Sequence[Job]") -> str:
+    def _time_left(self, jobs: "Sequence[Job]") -> str:
         total = sum(sum(job.to_learn) for job in jobs)
-        done = self._done(jobs)
+        done = _count_done(jobs)
         gained = 0 if self.done_before is None else done - self.done_before
-        spent = time.monotonic() - self.began
+        spent = time.monotonic() - self.start_time
         if gained <= 0 or done >= total:
             return f"{done / max(total, 1):.0%} done"
         return f"{done / total:.0%} done, about {spent * (total - done) / gained / 60:.0f} min left"
 
-    def _done(self, jobs: "Sequence[Job]") -> int:
-        """Return the number of updates that the runs have made."""
-        return sum(self.progress.iterations(job) for job in jobs)
 
-    def _means(self, job: "Job") -> str:
-        """Return the means after the last tested step."""
-        tested = self.progress.last_tested(job)
-        if tested is None:
-            return ""
-        means = one_line(tested[1]).removeprefix("mIoU without background: ")
-        return f": step {tested[0]}, {means}"
+def _count_done(jobs: "Sequence[Job]") -> int:
+    """Return the number of updates that the runs have made."""
+    from nacre.sweeps.grid import count_iterations
+
+    return sum(map(count_iterations, jobs))
+
+
+def _means_of(job: "Job") -> str:
+    """Return the mean IoUs after the last tested step of a run."""
+    from nacre.sweeps.grid import last_tested
+
+    tested = last_tested(job)
+    if tested is None:
+        return ""
+    means = format_means(tested[1]).removeprefix("mIoU without background: ")
+    return f"step {tested[0]}, {means}"

@@ -65,7 +65,10 @@ def learn(
     test: Annotated[
         list[Path] | None, option("FOLDER", "One more folder to test on. Repeatable.")
     ] = None,
-    given: app.ConfigOptions,
+    preset: app.Preset = None,
+    config: app.ConfigFile = None,
+    set_: app.Set = None,
+    seed: app.Seed = None,
 ) -> None:
     """Train a first model, or add new classes to an existing one."""
     values: dict[str, Any] = {
@@ -76,8 +79,9 @@ def learn(
         "classes": app.split_names(classes),
         "rename": app.split_pairs(rename, "--rename", "Katze=cat"),
         "new": new,
+        "seed": seed,
     }
-    _learn(given.sources(values, None if data else out), out)
+    _learn(app.config_sources(values, preset, config, set_, None if data else out), out)
 
 
 def _learn(sources: dict[str, Any], out: Path | None) -> None:

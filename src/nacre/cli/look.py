@@ -1,8 +1,10 @@
-"""Commands that explain: the methods, and the config that a command would use."""
+"""Commands that show methods, configs, data and scenarios before training."""
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,15 +13,20 @@ from rich.table import Table
 from rich.text import Text
 
 from nacre.cli import app
-from nacre.cli.app import argument
-from nacre.errors import NacreError
+from nacre.cli.app import argument, option
+from nacre.errors import NacreError, check
+from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
+    from nacre.data.source import DataReport, FileSource
     from nacre.methods import Method
     from nacre.methods.catalog import MethodEntry
+    from nacre.scenarios.scenario import Scenario, StepPlan
 
 CONFIGURED = ("learn", "run", "tune", "grid", "demo")
 """The commands that have a config."""
+MAX_PROBLEMS = 10
+"""Maximum number of problems that a report lists for a split."""
 
 
 @app.command("methods", "nacre methods", "nacre methods mib")
@@ -96,3 +103,188 @@ def _join_lines(text: str) -> str:
         paragraph if paragraph.startswith(" ") else " ".join(paragraph.splitlines())
         for paragraph in text.split("\n\n")
     )
+
+
+@app.command("data", "nacre data pets", "nacre data voc --root VOC2012")
+def data(
+    name: Annotated[
+        str, argument("DATA", "A folder with images/, masks/ and classes.yaml, or a data set.")
+    ],
+    root: Annotated[
+        Path | None, option("FOLDER", "Folder of the data set, if DATA is the name of one.")
+    ] = None,
+    classes: Annotated[
+        Path | None, option("FILE", "Path of classes.yaml, if it is not in the folder.")
+    ] = None,
+    json: app.Json = False,
+) -> None:
+    """Check a data folder before training: counts, pairs, sizes, labels, damaged files."""
+    from nacre.data.source import check_source
+
+    report = check_source(_open_files(name, root, classes))
+    if json:
+        app.print_json(report.as_dict())
+    else:
+        app.make_console().print(report_tables(report))
+    if not report.is_valid:
+        sys.exit(2)
+
+
+def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSource":
+    """Open a folder by its path, or a named data set by its root."""
+    from nacre.data import DATASETS, find_dataset
+    from nacre.data.source import FileSource
+
+    if root is None:
+        if name in DATASETS and not Path(name).is_dir():
+            raise NacreError(f"the data set {name!r} needs its folder: give --root FOLDER")
+        name, root = "folder", Path(name)
+    row = find_dataset(name)
+    values = {"root": root} if classes is None else {"root": root, "classes": classes}
+    source = row.open(check(row.config, values, f"the data set {name!r}"))
+    if not isinstance(source, FileSource):
+        raise NacreError(f"the data set {name!r} is not in files: there is nothing to check")
+    return source
+
+
+@app.command(
+    "plan",
+    "nacre plan  lists data sets, tasks and setups",
+    "nacre plan voc/15-5/overlapped --root VOC2012",
+    "nacre plan ade20k/100-10b/partition --root ADEChallengeData2016 --json",
+)
+def plan(
+    scenario: Annotated[
+        str | None,
+        argument("SCENARIO", "data/task/setup, a name or a .yaml file. Default: list all."),
+    ] = None,
+    root: app.Root = None,
+    config: app.ConfigFile = None,
+    set_: app.Set = None,
+    json: app.Json = False,
+) -> None:
+    """Show the images and classes of each step of a scenario, or list what there is."""
+    from nacre.scenarios.scenario import make_plan, plan_as_json
+
+    if scenario is None:
+        if root or config or set_ or json:
+            raise NacreError("no scenario: give data/task/setup, such as scenes/4-2-2/overlapped")
+        app.make_console().print(scenarios_table())
+        return
+    from nacre.runs.run import open_scenario
+    from nacre.training.config import build_config
+
+    values = {"scenario": scenario, **app.data_section(root)}
+    data = open_scenario(build_config(file=config, assignments=set_ or (), overrides=values))
+    steps = make_plan(data.scenario, data.train_index, data.image_lists)
+    if json:
+        app.print_json(plan_as_json(data.scenario, steps))
+    else:
+        app.make_console().print(plan_table(data.scenario, steps))
+
+
+def report_tables(report: "DataReport") -> Group:
+    """Return the report of a data folder: its classes, and what is wrong."""
+    from nacre.data.index import images_by_label, pixels_by_label
+
+    table = Table(title=f"classes of {report.root}", title_justify="left")
+    table.add_column("label", justify="right")
+    table.add_column("class")
+    for split in report.splits:
+        table.add_column(f"{split.split} images", justify="right")
+        table.add_column("pixels", justify="right")
+    counts = [images_by_label(split.index) for split in report.splits]
+    pixels = [pixels_by_label(split.index) for split in report.splits]
+    space = report.space
+    special = ((space.background, "(background)"), (space.ignored, "(ignored)"))
+    for label, name in (special[0], *space.names.items(), special[1]):
+        if label is not None:
+            cells = []
+            for images, of in zip(counts, pixels, strict=True):
+                cells += [f"{images[label]:,}", f"{of[label] / max(1, of.total()):.2%}"]
+            table.add_row(str(label), Text(name), *cells)
+    return Group(table, *(Text(sentence) for sentence in _sentences(report)))
+
+
+def _sentences(report: "DataReport") -> Iterator[str]:
+    """Yield the number of images, the problems with their remedies, and the verdict."""
+    yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
+    for split in report.splits:
+        kinds = Counter(problem.kind for problem in split.problems)
+        for kind, count in kinds.items():
+            yield f"{split.split}: {count:,} x {kind}"
+        for problem in split.problems[:MAX_PROBLEMS]:
+            yield f"{split.split}: {problem.text}"
+        if len(split.problems) > MAX_PROBLEMS:
+            yield f"{split.split}: and {len(split.problems) - MAX_PROBLEMS:,} more"
+        if split.turned:
+            yield (
+                f"{split.split}: EXIF data rotate {split.turned:,} images; their masks must match "
+                "the rotated images, as image viewers show them"
+            )
+        if split.expected not in (None, split.images):
+            yield (
+                f"{split.split} has {split.images:,} of the data set's {split.expected:,} images: "
+                "results cannot be compared with published ones"
+            )
+    if report.empty_classes:
+        yield f"no pixel in training: {', '.join(report.empty_classes)}"
+    if report.white_label is not None:
+        (name,) = report.empty_classes
+        yield (
+            f"the masks contain {report.space.background} and {report.white_label} only, and "
+            f"{report.white_label} is ignored: no pixel is {name}; if {report.white_label} is "
+            f"{name}, write `classes: {{{report.white_label}: {name}}}` in classes.yaml"
+        )
+    faulty = sum(len(split.problems) for split in report.splits)
+    if report.is_valid:
+        yield "every file can be used"
+    elif faulty:
+        yield f"{faulty:,} images cannot be used"
+
+
+def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
+    """Return a table of each step's classes, images and hidden classes."""
+    table = Table(title=f"{scenario.name}: what each step learns from", title_justify="left")
+    table.add_column("step", justify="right")
+    table.add_column("learns", ratio=3)
+    table.add_column("images", justify="right")
+    table.add_column("hidden in its background (images)", ratio=4)
+    table.add_column("in its background's pixels", ratio=2)
+    for step in plan:
+        shares = ", ".join(f"{share:.1%} {name}" for name, share in step.background.items())
+        images = f"{step.images:,}"
+        table.add_row(str(step.step), abbreviate(step.classes), images, _hidden(step), shares)
+    return table
+
+
+def _hidden(step: "StepPlan") -> Text:
+    text = Text()
+    for when, counts, style in (
+        ("old", step.hidden_old, "magenta"),
+        ("future", step.hidden_future, "cyan"),
+    ):
+        names = [f"{name} {count:,}" for name, count in Counter(counts).most_common()]
+        if names:
+            text.append("\n" if text else "")
+            text.append(f"{when}: {abbreviate(names, 5)}", style)
+    return text or Text("nothing", "dim")
+
+
+def scenarios_table() -> RenderableType:
+    """Return tables of the data sets and of the scenario files that come with nacre."""
+    from nacre.data import DATASETS
+    from nacre.scenarios.scenario import read_scenario, shipped_scenarios
+
+    data = Table(title="data / task / setup", title_justify="left")
+    for column in ("data", "what it is", "tasks, for example", "setups"):
+        data.add_column(column)
+    for name, one in DATASETS.items():
+        data.add_row(name, one.about, ", ".join(one.examples), ", ".join(one.setups))
+    files = Table(title="scenarios that come with nacre", title_justify="left")
+    for column in ("name", "data", "setup", "what it is"):
+        files.add_column(column)
+    for name in shipped_scenarios():
+        written = read_scenario(name)
+        files.add_row(name, written.data, written.setup, written.about)
+    return Group(data, files)

@@ -1,14 +1,13 @@
-"""Commands that train scenarios: a run, a search for a weight, the demo."""
+"""Commands that train scenarios: run and tune."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
 from nacre.cli import app
 from nacre.cli.app import argument, flag, option
-from nacre.terminal import RunDisplay, one_line
+from nacre.terminal import RunDisplay, format_means
 
 if TYPE_CHECKING:
     from nacre.training.config import RunConfig
@@ -27,26 +26,6 @@ MethodName = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class RunOptions(app.ConfigOptions):
-    """The options that a run and a search share."""
-
-    root: app.Root = None
-    cache: app.Cache = None
-
-    def resolve(
-        self, scenario: str | None, method: str | None, out: Path | None = None
-    ) -> "RunConfig":
-        """Return the config of a run, `out`'s own without a scenario; end here if it is shown."""
-        from nacre.training.config import build_config
-
-        named = {"name": method} if method else None
-        values = {"scenario": scenario, "method": named, **app.data_section(self.root)}
-        config = build_config(**self.sources(values, None if scenario else out))
-        app.show_config(config.to_dict())
-        return config
-
-
 @app.command(
     "run",
     "nacre run scenes/4-2-2/overlapped --method mib --preset demo",
@@ -58,7 +37,12 @@ def run(
     scenario: Scenario = None,
     method: MethodName = None,
     *,
-    given: RunOptions,
+    preset: app.Preset = None,
+    config: app.ConfigFile = None,
+    set_: app.Set = None,
+    seed: app.Seed = None,
+    root: app.Root = None,
+    cache: app.Cache = None,
     out: Annotated[
         Path | None, option("FOLDER", "Folder for the run. Default: runs/SCENARIO-METHOD-SEED.")
     ] = None,
@@ -70,20 +54,23 @@ def run(
     ] = False,
 ) -> None:
     """Train all steps of a scenario with one method, or resume a run."""
-    from nacre.utils.system import keep_freed_memory
-
-    keep_freed_memory()
     from nacre.runs.folder import default_folder
     from nacre.runs.run import run_scenario
     from nacre.runs.trackers import tracking
+    from nacre.training.config import build_config
     from nacre.utils.signals import StopSignal
+    from nacre.utils.system import keep_freed_memory
 
-    config = given.resolve(scenario, method, out)
+    keep_freed_memory()
+    values = _run_values(scenario, method, seed, root)
+    sources = app.config_sources(values, preset, config, set_, None if scenario else out)
+    resolved = build_config(**sources)
+    app.show_config(resolved.to_dict())
     console = app.make_console()
     if dry_run:
-        _print_plan(console, config)
+        _print_plan(console, resolved)
         return
-    folder = out or default_folder(config)
+    folder = out or default_folder(resolved)
     trackers = track or () if app.is_main_process() else ()
     with (
         StopSignal() as stop,
@@ -92,9 +79,9 @@ def run(
     ):
         summary = app.until_interrupted(
             lambda: run_scenario(
-                config,
+                resolved,
                 folder,
-                cache=given.cache,
+                cache=cache,
                 observers=[display, *observers],
                 should_stop=stop,
             ),
@@ -102,7 +89,7 @@ def run(
         )
     if app.is_main_process():
         last = summary["mean_iou_by_step"][-1]
-        console.print(f"after the last step: {one_line(last)}")
+        console.print(f"after the last step: {format_means(last)}")
         console.print(f"models, metrics and events: {folder}", soft_wrap=True)
 
 
@@ -116,7 +103,12 @@ def tune(
     scenario: Scenario = None,
     method: MethodName = None,
     *,
-    given: RunOptions,
+    preset: app.Preset = None,
+    config: app.ConfigFile = None,
+    set_: app.Set = None,
+    seed: app.Seed = None,
+    root: app.Root = None,
+    cache: app.Cache = None,
     out: Annotated[Path | None, option("FOLDER", "Folder for the trials and tuned.yaml.")] = None,
     lr: Annotated[
         list[float] | None,
@@ -124,23 +116,25 @@ def tune(
     ] = None,
 ) -> None:
     """Tune a method's loss weight on held-out images of step 1."""
+    from nacre.runs.folder import default_folder
+    from nacre.sweeps.tune import tune as search
+    from nacre.training.config import build_config
+    from nacre.utils.signals import StopSignal
     from nacre.utils.system import keep_freed_memory
 
     keep_freed_memory()
-    from nacre.runs.folder import default_folder
-    from nacre.sweeps.tune import tune as search
-    from nacre.utils.signals import StopSignal
-
-    config = given.resolve(scenario, method)
-    run_folder = default_folder(config)
+    values = _run_values(scenario, method, seed, root)
+    resolved = build_config(**app.config_sources(values, preset, config, set_))
+    app.show_config(resolved.to_dict())
+    run_folder = default_folder(resolved)
     folder = out or run_folder.with_name(f"tune-{run_folder.name}")
     console = app.make_console()
     with StopSignal() as stop, RunDisplay(console) as display:
         tuning = app.until_interrupted(
             lambda: search(
-                config,
+                resolved,
                 folder,
-                cache=given.cache,
+                cache=cache,
                 rates=lr or (),
                 observers=[display],
                 should_stop=stop,
@@ -153,39 +147,17 @@ def tune(
     )
 
 
-@app.command("demo", "nacre demo --out my-demo --seed 2")
-def demo(
-    out: Annotated[Path, option("FOLDER", "Folder for the page and the runs.")] = Path(
-        "nacre-demo"
-    ),
-    seed: Annotated[int, option("NUMBER", "Random seed for scenes, weights and order.", min=0)] = 1,
-) -> None:
-    """Train on generated scenes in three steps with ft, lwf, mib and joint; write a page."""
-    from nacre.cli.grid import GridDisplay
-    from nacre.cli.results import print_table
-    from nacre.report.page import write_report
-    from nacre.report.results import load_results
-    from nacre.report.tables import steps_table
-    from nacre.sweeps.demo import ABOUT, TITLE, demo_grid, run_demo
-    from nacre.utils.signals import StopSignal
-
-    app.show_config(demo_grid(seed).model_dump(mode="json", exclude_none=True))
-    console = app.make_console()
-    console.print(ABOUT)
-    with StopSignal() as stop, GridDisplay(console) as display:
-        runs = app.until_interrupted(
-            lambda: run_demo(out, seed, should_stop=stop, show=display),
-            app.resume_command("demo", "--out", str(out), "--seed", str(seed)),
-        )
-    for results in load_results(runs):
-        print_table(console, steps_table(results))
-    page = write_report(runs, out, title=TITLE)
-    console.print("The page with images:", str(page), soft_wrap=True)
+def _run_values(
+    scenario: str | None, method: str | None, seed: int | None, root: Path | None
+) -> dict[str, Any]:
+    """Return the config values that the options of a run set."""
+    named = {"name": method} if method else None
+    return {"scenario": scenario, "method": named, "seed": seed, **app.data_section(root)}
 
 
 def _print_plan(console: Console, config: "RunConfig") -> None:
-    """Print what a run would learn from and how, its parameters and its updates."""
-    from nacre.cli.data import plan_table
+    """Print the images of each step, the method, the network and the updates of a run."""
+    from nacre.cli.look import plan_table
     from nacre.methods import find_method
     from nacre.runs.run import open_scenario
     from nacre.runs.steps import step_sampler
@@ -208,12 +180,12 @@ def _print_plan(console: Console, config: "RunConfig") -> None:
 
 
 def _count_parameters(config: "RunConfig", channels: int) -> str:
-    """Return the parameter counts of a run's last network and its modules; load no weights."""
+    """Return the parameter counts of a run's last network and of its modules."""
     import torch
 
     from nacre.models.build import build_network, is_own_network
 
-    # Other libraries' networks compute while they are built, which needs real tensors.
+    # Networks of other libraries compute while they are built, which needs real tensors.
     own = is_own_network(config.model.model_dump(mode="json"))
     with torch.device("meta" if own else "cpu"):
         network = build_network(config.model, channels, config.images.crop_size, load=False)

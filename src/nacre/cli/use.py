@@ -5,23 +5,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from nacre.cli import app
 from nacre.cli.app import argument, flag, option
-from nacre.errors import NacreError, shown
+from nacre.errors import NacreError
 
 if TYPE_CHECKING:
     from nacre.export import NamedModel
     from nacre.export.onnx_model import OnnxModel
     from nacre.predict.files import Summary
-
-
-def _whole_number(text: str) -> int:
-    """Read digits alone: Python would take 1_000 for 1000, too."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9:
-        raise typer.BadParameter(f"{shown(text)} is not a whole number of pixels.")
-    return int(text)
 
 
 @app.command(
@@ -43,7 +34,8 @@ def predict(
         option(
             "PIXELS",
             "Tile size for large images, 32 or more. Default: the whole image at once.",
-            parser=_whole_number,
+            min=32,
+            max=65536,
         ),
     ] = None,
     mirror: Annotated[

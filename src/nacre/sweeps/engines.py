@@ -1,9 +1,8 @@
 """Engines that execute a grid's runs: processes of this machine, jobs of SLURM, tasks of Ray.
 
-An engine is submit, poll and cancel. A run resumes from its folder wherever it is started again,
-so an engine only starts processes and reports how they ended; the lock of the run's folder says
-where one is at work. SLURM goes through submitit (the extra ``slurm``), Ray needs the extra
-``ray``.
+An engine can submit, poll and cancel. A run resumes from its folder wherever it is started, so an
+engine only starts processes and reports how they ended. The lock of a run's folder shows whether a
+process is running there. SLURM needs submitit (the extra ``slurm``), Ray needs the extra ``ray``.
 """
 
 import os
@@ -11,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -22,13 +21,17 @@ from nacre.utils.signals import PARENT
 from nacre.utils.system import CORES, import_extra, join_cluster, usable_cores
 
 ENGINES = ("local", "slurm", "ray")
-GPUS = "CUDA_VISIBLE_DEVICES"
 POLL_SECONDS = 0.5
-_STOPPED = 130
-"""The exit code of a run that was asked to stop and has saved."""
+_GPUS = "CUDA_VISIBLE_DEVICES"
+_INTERRUPTED = 130
+"""Exit code of a run that was interrupted and has saved."""
 _UNLIMITED = 1 << 30
 
-# torchrun ends with its parent, and its processes with torchrun.
+_SLURM_DEFAULTS = {"job_name": "nacre", "time": 24 * 60}
+_MAX_TIMEOUTS = 1000
+_SACCT_SECONDS = 30
+
+# torchrun exits with its parent, and its processes with torchrun.
 _TORCHRUN = (
     "from nacre.utils.signals import exit_with_parent; exit_with_parent(); "
     "from torch.distributed.run import main; main()"
@@ -39,8 +42,8 @@ class Ended(NamedTuple):
     """The end of an attempt at a run.
 
     Attributes:
-        state: `lost` if a signal or its machine ended it: it may be submitted again.
-        problem: Why it is not done.
+        state: `lost` if a signal or the machine ended it; it may be submitted again.
+        problem: Reason why it is not done.
     """
 
     state: Literal["done", "failed", "lost"]
@@ -49,15 +52,15 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A run as any machine that shares the folders can execute it.
+    """A run that any machine with access to its folders can execute.
 
     Attributes:
         arguments: Arguments of the command `nacre`.
-        folder: The run's folder; its log is next to it.
-        work_folder: Where to give the command, if the machine has that folder.
-        processes: Number of processes, with a GPU each.
-        cores: Its number of the machine's cores; all of them if None.
-        gpus: Its GPUs by CUDA's names; those of the engine if None.
+        folder: Folder of the run; its log is next to it.
+        work_folder: Working folder of the command, if it exists on the machine.
+        processes: Number of processes; each has a GPU.
+        cores: Number of cores; None for all of the machine.
+        gpus: CUDA's names of its GPUs; None for those that the engine assigns.
     """
 
     arguments: tuple[str, ...]
@@ -68,44 +71,44 @@ class Task:
     gpus: tuple[str, ...] | None = None
 
     def command(self) -> list[str]:
-        """Return the command line of its process."""
+        """Return the command line."""
         if self.processes == 1:
             return [sys.executable, "-m", "nacre", *self.arguments]
-        several = ["--standalone", f"--nproc-per-node={self.processes}", "-m", "nacre"]
-        return [sys.executable, "-c", _TORCHRUN, *several, *self.arguments]
+        torchrun = ["--standalone", f"--nproc-per-node={self.processes}", "-m", "nacre"]
+        return [sys.executable, "-c", _TORCHRUN, *torchrun, *self.arguments]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of its process, which ends with this one."""
+        """Return the environment variables; they make the process exit with this one."""
         env = {**os.environ, PARENT: str(os.getpid())}
         if self.gpus is not None:
-            env[GPUS] = ",".join(self.gpus)
+            env[_GPUS] = ",".join(self.gpus)
         if self.cores is not None:
-            # Runs side by side must not compete for cores; a user may allow them still fewer.
+            # Runs side by side must not compete for cores. The user may allow fewer threads.
             cores = str(max(1, self.cores // self.processes))
             env = {"OMP_NUM_THREADS": cores, **env, CORES: cores}
         return env
 
     def ended(self, code: int) -> Ended:
-        """Return how an attempt ended, by the exit code of its process."""
+        """Return how an attempt ended, given the exit code of its process."""
         if code == 0 and (self.folder / "metrics.json").exists():
             return Ended("done")
         if code < 0:
             name = signal.Signals(-code).name
             return Ended("lost", f"ended by {name}; the same command resumes it")
-        if code == _STOPPED:
-            return Ended("lost", "asked to stop; the same command resumes it")
+        if code == _INTERRUPTED:
+            return Ended("lost", "interrupted; the same command resumes it")
         log = log_of(self.folder)
-        # torchrun has one code for whatever ended one of its processes.
+        # torchrun has one exit code for errors and for killed processes.
         return Ended("failed" if self.processes == 1 else "lost", f"{last_line(log)} (see {log})")
 
 
 def log_of(folder: Path) -> Path:
-    """Return the file with the output of the run in a folder."""
+    """Return the log file of the run in a folder."""
     return folder.parent / f"{folder.name}.log"
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a run printed: its error, if it failed."""
+    """Return the last line of a log: the error, if the run failed."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
@@ -114,7 +117,7 @@ def last_line(log: Path) -> str:
 
 
 def start(task: Task) -> "subprocess.Popen[bytes]":
-    """Start the process of a run, in a process group of its own."""
+    """Start the process of a run in its own process group."""
     with log_of(task.folder).open("ab") as log:
         return subprocess.Popen(
             task.command(),
@@ -127,7 +130,7 @@ def start(task: Task) -> "subprocess.Popen[bytes]":
 
 
 class RemoteRun:
-    """A run on a machine of a cluster: calling it takes as long as the run."""
+    """A run on a machine of a cluster; calling it takes as long as the run."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -135,7 +138,7 @@ class RemoteRun:
 
     def __call__(self) -> Ended:
         """Execute the run; return how it ended."""
-        # A process whose engine died may still be saving.
+        # The process of an earlier attempt may still be saving.
         while is_locked(self.task.folder):
             time.sleep(POLL_SECONDS)
         self.process = start(self.task)
@@ -147,18 +150,18 @@ class RemoteRun:
         return self.task.ended(code)
 
     def stop(self) -> None:
-        """Make the run save, and wait for that."""
+        """Let the run save, and wait until it has ended."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.terminate()
             self.process.wait()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to the machine."""
+        """Return the state that is sent to the machine."""
         return {"task": self.task, "process": None}
 
     def checkpoint(self) -> Any:
-        """Save before SLURM ends this job; return what submitit queues again."""
+        """Save before SLURM ends this job; return the job that submitit queues next."""
         self.stop()
         return import_extra("submitit", "slurm").helpers.DelayedSubmission(RemoteRun(self.task))
 
@@ -167,30 +170,30 @@ class Engine(Protocol):
     """Executes runs.
 
     Attributes:
-        survives: True if submitted runs continue when the grid's process ends.
-        capacity: The number of runs at a time.
+        survives: True if submitted runs continue after the grid's process has ended.
+        capacity: Maximum number of runs at a time.
     """
 
     survives: bool
     capacity: int
 
     def submit(self, task: Task) -> str:
-        """Take a run; return the engine's name for it."""
+        """Submit a run; return the engine's name for it."""
 
     def poll(self, name: str) -> Ended | None:
         """Return how a run ended; None if it has not."""
 
     def cancel(self, name: str) -> None:
-        """Ask a run to save and end, without waiting for it."""
+        """Ask a run to save and exit; do not wait for it."""
 
 
 class Local:
-    """Processes of this machine, each with its own GPUs and part of the cores.
+    """Executes runs as processes of this machine, each with its own GPUs and part of the cores.
 
     Args:
-        jobs: Number of runs at a time; by default as many as there are GPUs for, at least one.
-        gpus_per_run: GPUs of a run, with a process for each; one by default, if there are any.
-        gpus: The GPUs to use, by CUDA's names; by default all that are visible.
+        jobs: Number of runs at a time. Default: as many as there are GPUs for, at least one.
+        gpus_per_run: GPUs of a run, with a process for each. Default: one, if there are any.
+        gpus: CUDA's names of the GPUs to use. Default: all that are visible.
     """
 
     survives = False
@@ -202,63 +205,63 @@ class Local:
         gpus: Sequence[str] | None = None,
     ) -> None:
         self.gpus = visible_gpus() if gpus is None else list(gpus)
-        self.each = min(1, len(self.gpus)) if gpus_per_run is None else gpus_per_run
-        if self.each > len(self.gpus):
+        self.gpus_per_run = min(1, len(self.gpus)) if gpus_per_run is None else gpus_per_run
+        if self.gpus_per_run > len(self.gpus):
             raise NacreError(
-                f"--gpus-per-run {self.each}: this machine has {len(self.gpus)} visible GPUs; give "
-                "a smaller number, or another --engine"
+                f"--gpus-per-run {self.gpus_per_run}: this machine has {len(self.gpus)} visible "
+                "GPUs; give a smaller number, or another --engine"
             )
-        self.capacity = jobs or max(1, len(self.gpus) // max(1, self.each))
+        self.capacity = jobs or max(1, len(self.gpus) // max(1, self.gpus_per_run))
         self.cores = max(1, usable_cores() // self.capacity)
-        self.places: dict[int, tuple[Task, subprocess.Popen[bytes]]] = {}
+        self.slots: dict[int, tuple[Task, subprocess.Popen[bytes]]] = {}
 
     def submit(self, task: Task) -> str:
-        """Start a run in the first free place; with more places than GPUs they share them."""
-        place = next(one for one in range(self.capacity) if one not in self.places)
-        first = place * self.each
-        gpus = tuple(self.gpus[(first + i) % len(self.gpus)] for i in range(self.each))
+        """Start a run in the first free slot; if there are more slots than GPUs, they share."""
+        slot = next(i for i in range(self.capacity) if i not in self.slots)
+        first = slot * self.gpus_per_run
+        gpus = tuple(self.gpus[(first + i) % len(self.gpus)] for i in range(self.gpus_per_run))
         task = replace(
             task,
-            processes=max(1, self.each),
+            processes=max(1, self.gpus_per_run),
             cores=self.cores,
-            gpus=gpus if self.gpus else None,  # without any there is nothing to hide
+            gpus=gpus if self.gpus else None,
         )
-        self.places[place] = task, start(task)
-        return str(place)
+        self.slots[slot] = task, start(task)
+        return str(slot)
 
     def poll(self, name: str) -> Ended | None:
-        """Return how a run ended and free its place; None if it has not."""
-        task, process = self.places[int(name)]
+        """Return how a run ended, and free its slot; None if it has not ended."""
+        task, process = self.slots[int(name)]
         code = process.poll()
         if code is None:
             return None
-        del self.places[int(name)]
+        del self.slots[int(name)]
         return task.ended(code)
 
     def cancel(self, name: str) -> None:
-        """Ask a run to save and end."""
-        self.places[int(name)][1].terminate()
+        """Ask a run to save and exit."""
+        self.slots[int(name)][1].terminate()
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs of this process by CUDA's names."""
-    given = os.environ.get(GPUS)
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    """Return CUDA's names of the GPUs that this process may use."""
+    names = os.environ.get(_GPUS)
+    if names is not None:
+        return [name.strip() for name in names.split(",") if name.strip() not in ("", "-1")]
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
 class Slurm:
-    """Jobs of SLURM, which continue when the grid's process ends.
+    """Executes runs as jobs of SLURM, which continue after the grid's process has ended.
 
-    A job that is preempted, or at the end of its time, saves and is queued again.
+    A job that is preempted or out of time saves and is queued again.
 
     Args:
-        executor: submitit's executor, with the parameters of the jobs.
-        jobs: Number of jobs at a time; all by default.
-        processes: Processes of a run, with a GPU each.
+        executor: submitit's executor with the parameters of the jobs.
+        jobs: Number of jobs at a time. Default: all.
+        processes: Processes of a run; each has a GPU.
         cores: Cores of a job.
     """
 
@@ -276,7 +279,7 @@ class Slurm:
         run = RemoteRun(replace(task, processes=self.processes, cores=self.cores))
         try:
             submitted = self.executor.submit(run)
-        except Exception as error:  # submitit's own errors of a failed sbatch
+        except Exception as error:  # submitit has its own errors for a failed sbatch
             raise NacreError(f"SLURM refused the job: {' '.join(str(error).split())}") from error
         self.jobs[submitted.job_id] = submitted
         return str(submitted.job_id)
@@ -289,7 +292,7 @@ class Slurm:
         try:
             ended: Ended = job.result()
             return ended
-        except Exception as error:  # whatever ended the job, in submitit's words
+        except Exception as error:  # submitit raises what ended the job
             reason = str(error).strip().splitlines()[-1]
             return Ended("lost", f"SLURM's job {name} ended: {reason}")
 
@@ -298,18 +301,46 @@ class Slurm:
         self._job(name).cancel(check=False)
 
     def _job(self, name: str) -> Any:
-        """Return a job, which an earlier process of the grid may have submitted."""
+        """Return a job, even if an earlier process of the grid submitted it."""
         if name not in self.jobs:
             self.jobs[name] = self.executor.job_class(self.executor.folder, name)
         return self.jobs[name]
 
 
-class Ray:
-    """Tasks of a Ray cluster, with a core per process and a GPU if there are any.
+def open_slurm(
+    folder: Path, jobs: int | None, gpus_per_run: int | None, parameters: Mapping[str, Any]
+) -> Slurm:
+    """Open the engine of SLURM.
 
     Args:
-        jobs: Number of tasks at a time; by default all, and Ray places them.
-        gpus_per_run: GPUs of a run, with a process for each; one by default, if there are any.
+        folder: Folder of submitit's files.
+        jobs: Number of jobs at a time. Default: all.
+        gpus_per_run: GPUs of a run, with a process for each. Default: one.
+        parameters: Parameters of submitit's executor.
+    """
+    submitit = import_extra("submitit", "slurm")
+    try:
+        executor = submitit.SlurmExecutor(folder.absolute(), max_num_timeout=_MAX_TIMEOUTS)
+    except RuntimeError as error:
+        raise NacreError(f"--engine slurm: {error}") from error
+    # By default submitit asks only every ten minutes about a job that left no result.
+    executor.job_class.watcher = type(executor.job_class.watcher)(_SACCT_SECONDS)
+    gpus = 1 if gpus_per_run is None else gpus_per_run
+    # Some clusters refuse a request for 0 GPUs, so the option is left out then.
+    requested = {"gpus_per_node": gpus} if gpus else {}
+    try:
+        executor.update_parameters(**{**_SLURM_DEFAULTS, **requested, **parameters})
+    except (ValueError, TypeError) as error:
+        raise NacreError(f"slurm: {' '.join(str(error).split())[:600]}") from error
+    return Slurm(executor, jobs, max(1, gpus), parameters.get("cpus_per_task"))
+
+
+class Ray:
+    """Executes runs as tasks of a Ray cluster, with a core per process and a GPU if there are any.
+
+    Args:
+        jobs: Number of tasks at a time. Default: all; Ray places them.
+        gpus_per_run: GPUs of a run, with a process for each. Default: one, if there are any.
     """
 
     survives = False
@@ -319,13 +350,13 @@ class Ray:
         available = int(self.ray.cluster_resources().get("GPU", 0))
         gpus = min(1, available) if gpus_per_run is None else gpus_per_run
         self.capacity, self.processes = jobs or _UNLIMITED, max(1, gpus)
-        # The grid submits again what was lost: Ray need not.
+        # The grid submits lost runs again, so Ray must not.
         options = {"num_gpus": gpus, "num_cpus": self.processes, "max_retries": 0}
         self.function = self.ray.remote(**options)(_execute)
         self.tasks: dict[str, Any] = {}
 
     def submit(self, task: Task) -> str:
-        """Submit a run; Ray starts it where there is room."""
+        """Submit a run; Ray chooses the machine."""
         name = str(len(self.tasks))
         task = replace(task, processes=self.processes, cores=self.processes)
         self.tasks[name] = self.function.remote(task)
@@ -343,7 +374,7 @@ class Ray:
             return Ended("lost", f"Ray lost it: {str(error).strip().splitlines()[-1]}")
 
     def cancel(self, name: str) -> None:
-        """Ask a run to save and end."""
+        """Ask a run to save and exit."""
         self.ray.cancel(self.tasks[name])
 
 
