@@ -150,7 +150,7 @@ class RemoteRun:
         return self.task.ended(code)
 
     def stop(self) -> None:
-        """Let the run save, and wait until it has ended."""
+        """Ask the run to save, and wait until it has ended."""
         if self.process is not None:
             if self.process.poll() is None:
                 self.process.terminate()

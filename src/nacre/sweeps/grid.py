@@ -357,7 +357,7 @@ def _submitted(jobs: Sequence[Job]) -> list[tuple[Job, str]]:
 
 
 def _stop(jobs: Sequence[Job], engine: Engine) -> None:
-    """Let the runs save, and wait until they have ended; runs that survive the grid continue."""
+    """Make the runs save, and wait for them; runs that survive the grid continue."""
     _cancel(jobs, engine)
     deadline = time.monotonic() + _STOP_SECONDS
     while not engine.survives and _submitted(jobs) and time.monotonic() < deadline:
