@@ -167,18 +167,17 @@ def binary_cross_entropy(
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
-    is_target = _is_target(targets, logits, first)
+    one_hot = _one_hot(targets, logits, first)
     by_channel = F.binary_cross_entropy_with_logits(
         logits,
-        is_target.to(logits.dtype),
+        one_hot,
         pos_weight=None if positive_weight == 1 else logits.new_full((), positive_weight),
         reduction="none",
     )
     if hidden is not None:
         is_background = ((targets >= 0) & (targets < num_background)).unsqueeze(1)
-        by_channel = by_channel.masked_fill(
-            hidden[:, :, None, None] & is_background & ~is_target, 0
-        )
+        left_out = hidden[:, :, None, None] & is_background & (one_hot == 0)
+        by_channel = by_channel.masked_fill(left_out, 0)
     total = (by_channel.sum(1) * (targets != ignore_index)).sum()
     return total / pixel_count(logits, targets, num_pixels, ignore_index)
 
@@ -213,7 +212,7 @@ def binary_mixed(
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
     taught = slice(1 if labeled_background else 0, num_old)
-    channel_targets = _is_target(targets, logits, 0).to(logits.dtype)
+    channel_targets = _one_hot(targets, logits, 0)
     channel_targets[:, taught] = at_least_float32(old_logits.detach()).sigmoid()[:, taught]
     by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
     if hidden is not None:
@@ -264,10 +263,12 @@ def _weigh(by_pixel: Tensor, weights: Tensor | None) -> Tensor:
     return by_pixel if weights is None else by_pixel * weights.to(by_pixel.dtype)[:, None, None]
 
 
-def _is_target(targets: Tensor, logits: Tensor, first: int) -> Tensor:
-    """Return which channel is each pixel's target, N,C,H,W; none if it lies outside of them."""
-    channels = torch.arange(first, first + logits.shape[1], device=logits.device)
-    return targets.long().unsqueeze(1) == channels.view(-1, 1, 1)
+def _one_hot(targets: Tensor, logits: Tensor, first: int) -> Tensor:
+    """Return 1 in each pixel's target channel and 0 elsewhere, N,C,H,W; `first` is channel 0."""
+    channel = targets.long() - first
+    is_inside = (channel >= 0) & (channel < logits.shape[1])
+    index, value = channel * is_inside, is_inside.to(logits.dtype)
+    return torch.zeros_like(logits).scatter_(1, index.unsqueeze(1), value.unsqueeze(1))
 
 
 def pixel_count(

@@ -31,7 +31,7 @@ from torch import Tensor
 from nacre.losses.reference import at_least_float32
 
 # On CPUs a strip and its few companions should stay in the cache.
-_CPU_STRIP_BYTES = 4 << 20
+_CPU_STRIP_BYTES = 3 << 19
 # On a GPU a strip should be large enough to keep it busy, and its companions together a few
 # hundredths of the memory. The total decides, not what is free at the moment: otherwise the order
 # of the sums, and so the last digits, would change from run to run.
