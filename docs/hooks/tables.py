@@ -15,8 +15,7 @@ from pydantic.fields import FieldInfo
 
 from nacre.cli.app import PANELS, program
 from nacre.data import DATASETS
-from nacre.methods import METHODS
-from nacre.methods.catalog import ENTRIES
+from nacre.methods import ENTRIES, METHODS
 from nacre.models.build import KINDS
 from nacre.training.config import LearnConfig, Recipe, RunConfig
 from nacre.utils.config import affects
@@ -84,11 +83,8 @@ def config() -> Iterator[str]:
 
 def methods() -> Iterator[str]:
     """Yield the table of methods."""
-    rows = [
-        (f"`{name}`", one.title, one.summary, one.regularizes, one.paper)
-        for name, one in ENTRIES.items()
-    ]
-    yield from table(("name", "in tables", "", "holds on to", "paper"), rows)
+    rows = [(f"`{name}`", one.title, one.summary, one.paper) for name, one in ENTRIES.items()]
+    yield from table(("name", "in tables", "", "paper"), rows)
 
 
 def section(name: str, model: Any, whose: str = "") -> Iterator[str]:

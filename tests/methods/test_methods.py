@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nacre.cli.look import explain, methods_table
-from nacre.methods import METHODS, Method
-from nacre.methods.catalog import ENTRIES
+from nacre.methods import ENTRIES, METHODS, Method
 from nacre.models.io import find_model
 from nacre.runs.folder import RunFolder
 from nacre.runs.run import run_scenario

@@ -11,8 +11,7 @@ from nacre.data import DATASETS, find_dataset, open_source
 from nacre.data.sources.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.export import EXPORTS, find_export
-from nacre.methods import METHODS, all_entries, find_method
-from nacre.methods.catalog import ENTRIES
+from nacre.methods import ENTRIES, METHODS, all_entries, find_method
 from nacre.models.build import KINDS, find_kind
 from nacre.utils.system import import_extra
 

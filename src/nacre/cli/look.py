@@ -19,8 +19,7 @@ from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
     from nacre.data.source import DataReport, FileSource
-    from nacre.methods import Method
-    from nacre.methods.catalog import MethodEntry
+    from nacre.methods import Method, MethodEntry
     from nacre.scenarios.scenario import Scenario, StepPlan
 
 CONFIGURED = ("learn", "run", "tune", "grid", "demo")
