@@ -179,7 +179,7 @@ def test_ctrl_c_saves_and_the_same_call_goes_on(
     given = {"observers": [seen.append], "progress": True}
     monkeypatch.setattr(loop, "update", interrupted)
     out = tmp_path / "run"
-    with pytest.raises(nacre.Interrupted, match=r"saved in .*run, and the same call goes on"):
+    with pytest.raises(nacre.Interrupted, match=r"saved in .*run, and the same call resumes"):
         call(out, **given)
     assert any(isinstance(event, Saved) for event in seen)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

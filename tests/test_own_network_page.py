@@ -105,7 +105,7 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     with pytest.raises(NacreError, match=r"was learned or begun before; make another"):
         nacre.learn_step(second)
     for use in (lambda: nacre.save_step(seeded, "x"), lambda: given(PAIR, ["b"], start=seeded)):
-        with pytest.raises(NacreError, match=r"was not learned yet: call nacre\.learn_step"):
+        with pytest.raises(NacreError, match=r"was not learned yet; call nacre\.learn_step"):
             use()
 
 
@@ -126,8 +126,8 @@ def given(data: Any, classes: Any = ("a",), **values: Any) -> Any:
         (PAIR, {"classes": ["a", 3]}, "is not a list of names"),
         (PAIR, {"start": torch.nn.Conv2d(3, 3, 1)}, "start: Conv2d is neither a model nor"),
         (PAIR, {"config": 3}, "config: 3 is not a mapping"),
-        ([(IMAGE, MASK + 7)], {}, "the mask of image 0 holds the value 7"),
-        ([(IMAGE, torch.zeros(1, 8, 8))], {}, "the mask of image 0 is of 1 x 8 x 8"),
+        ([(IMAGE, MASK + 7)], {}, "the mask of image 0 contains the value 7"),
+        ([(IMAGE, torch.zeros(1, 8, 8))], {}, "the mask of image 0 has shape 1 x 8 x 8"),
         ([(IMAGE, MASK[1:])], {}, "the image of this data set is 8 x 8, its mask is 8 x 7"),
         ([(IMAGE.astype(float), MASK)], {}, "image 0 is float64 of 8 x 8 x 3; it must be RGB"),
     ],

@@ -5,7 +5,7 @@
 >>> nacre.learn("birds/", start=model, out="models/birds")
 >>> nacre.run("scenes/4-2-2/overlapped", "runs/mib", method="mib", preset="demo")
 
-The names are imported when they are first used, so that ``import nacre`` is quick.
+Names are imported when they are first used, so that ``import nacre`` is fast.
 """
 
 from importlib import import_module
@@ -15,9 +15,8 @@ from nacre.version import __version__
 
 if TYPE_CHECKING:
     from nacre import losses
-    from nacre.api.model import Evaluation, Model, learn, load, merge
+    from nacre.api.model import Evaluation, Model, learn, load, merge, run
     from nacre.api.own_data import ImageFolder, make_step, save_step
-    from nacre.api.run import run
     from nacre.errors import NacreError
     from nacre.evaluation.evaluate import report_forgetting
     from nacre.models.widen import Teacher, widen
@@ -47,7 +46,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "run": "nacre.api.run",
     "Interrupted": "nacre.utils.signals",
     "NacreError": "nacre.errors",
     "Evaluation": "nacre.api.model",
@@ -56,7 +54,8 @@ _HOMES = {
     "learn": "nacre.api.model",
     "load": "nacre.api.model",
     "merge": "nacre.api.model",
-    # For data, steps and a training loop of one's own
+    "run": "nacre.api.model",
+    # For your own data, steps and training loop.
     "ImageFolder": "nacre.api.own_data",
     "learn_step": "nacre.training.loop",
     "make_step": "nacre.api.own_data",

@@ -1,7 +1,10 @@
-"""Models: load, predict, test, export, forget, merge, and learn more classes."""
+"""Models (load, learn, predict, test, export, forget, merge), and runs of scenarios."""
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -9,7 +12,6 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from nacre.api.run import watched
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor, model_predictor
 from nacre.export import Form, NamedModel, export_models
@@ -21,16 +23,18 @@ from nacre.runs.edit import forget_class, forget_folder, forget_step, open_ledge
 from nacre.runs.edit import merge as merge_ledgers
 from nacre.runs.evaluate import evaluate_on_folder
 from nacre.runs.learn import learn_config, learn_in_folder, open_step
-from nacre.terminal import progress_bar
-from nacre.training.config import deep_merge
+from nacre.runs.run import run_scenario
+from nacre.terminal import PlainConsole, RunDisplay, progress_bar
+from nacre.training.config import build_config, deep_merge
 from nacre.training.events import Observer
 from nacre.utils.device import choose_device
 from nacre.utils.progress import set_progress_bar
+from nacre.utils.signals import Interrupted, StopSignal
 
 Paths = str | Path | Sequence[str | Path]
 
 MIN_WINDOW, MAX_WINDOW = 32, 65_536
-"""Sides of windows in pixels."""
+"""Limits of the side of a window, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class Model:
         return tuple(self.info.classes)
 
     def learn(self, data: "Paths", **options: Any) -> "Model":
-        """Return a model that also knows the new classes of some data; see `learn`."""
+        """Return a model that has learned the new classes of some data as well; see `learn`."""
         return learn(data, start=self, **options)
 
     def forget(
@@ -99,13 +103,13 @@ class Model:
             raise NacreError("nothing to forget: give a step, a data folder or a class")
         if class_name is not None and (step is not None or folder is not None):
             raise NacreError("a class is forgotten in all steps: give it without step or folder")
-        known = open_ledger(self.path, self.network.given)
+        opened = open_ledger(self.path, self.network.given)
         if class_name is not None:
-            edited = forget_class(known, class_name)
+            edited = forget_class(opened, class_name)
         elif folder is not None:
-            edited = forget_folder(known, folder, step)
+            edited = forget_folder(opened, folder, step)
         else:
-            edited = forget_step(known, step or 0)
+            edited = forget_step(opened, step or 0)
         return load(save_ledger(edited, Path(out)), network=self.network.given)
 
     def push_to_hub(
@@ -206,14 +210,14 @@ class Model:
             folder: Folder with images/, masks/ and classes.yaml. The test images are those in
                 ``val.txt``, or one in five if there are no lists; ``FOLDER:all`` tests all images.
         """
-        found = evaluate_on_folder(self.network, self.info, Path(folder))
-        mean = found["mean_iou"].get("all_without_background")
-        return Evaluation(found["images"], found["iou"], mean)
+        metrics = evaluate_on_folder(self.network, self.info, Path(folder))
+        mean = metrics["mean_iou"].get("all_without_background")
+        return Evaluation(metrics["images"], metrics["iou"], mean)
 
     def export(self, out: str | Path, *, fp16: bool = False, license: str | None = None) -> Path:
         """Write the model as an ONNX file, from image to class map, or as a page (``.html``).
 
-        The file is compared with the network before it is kept.
+        The file is written only if it predicts what the network predicts.
 
         Args:
             out: ``….onnx``, or ``….html`` for one HTML file that runs the model in a browser.
@@ -250,9 +254,9 @@ def merge(models: "Sequence[str | Path | Model]", *, out: str | Path) -> Model:
             from a common start count once.
         out: Folder for the new model.
     """
-    given = next((one.network.given for one in models if isinstance(one, Model)), None)
-    opened = [open_ledger(start_path(one) or Path(), given) for one in models]
-    return load(save_ledger(merge_ledgers(opened), Path(out)), network=given)
+    network = next((model.network.given for model in models if isinstance(model, Model)), None)
+    opened = [open_ledger(start_path(model) or Path(), network) for model in models]
+    return load(save_ledger(merge_ledgers(opened), Path(out)), network=network)
 
 
 def learn(
@@ -310,10 +314,10 @@ def learn(
         start, network = _save_network(start, out, old, background, config)
     elif old is not None or background != 0:
         raise NacreError("`old` and `background` are only valid if `start` is a torch network")
-    begun_from = start_path(start)
-    named: dict[str, Any] = {
+    start_file = start_path(start)
+    arguments: dict[str, Any] = {
         "data": list(map(str, _paths(data))),
-        "start": str(begun_from) if begun_from else None,
+        "start": str(start_file) if start_file else None,
         "tests": list(map(str, _paths(tests))),
         "method": {"name": method} if method else None,
         "classes": list(classes),
@@ -321,12 +325,92 @@ def learn(
         "rename": dict(rename or {}),
         "seed": seed,
     }
-    given = {key: value for key, value in named.items() if value not in (None, [], {})}
-    resolved = learn_config(preset=preset, overrides=deep_merge(config, given), network=network)
-    with watched(out, observers, progress) as (told, stop):
+    overrides = deep_merge(config, _without_empty(arguments))
+    resolved = learn_config(preset=preset, overrides=overrides, network=network)
+    with _watching(out, observers, progress) as (all_observers, stop):
         step = open_step(resolved, network)
-        learn_in_folder(step, out, observers=told, should_stop=stop)
+        learn_in_folder(step, out, observers=all_observers, should_stop=stop)
     return load(out, network=network)
+
+
+def run(
+    scenario: str,
+    out: str | Path,
+    *,
+    method: str | None = None,
+    preset: str | None = None,
+    seed: int | None = None,
+    cache: str | Path | None = None,
+    config: dict[str, Any] | None = None,
+    observers: Iterable[Observer] = (),
+    progress: bool | None = None,
+) -> dict[str, Any]:
+    """Train all steps of a scenario, or resume an interrupted run.
+
+    Args:
+        scenario: ``data/task/setup``, a shipped scenario or a ``.yaml`` file.
+        out: Folder for the run.
+        method: Training method. Default: duo for pretrained weights; mib without them and under
+            the presets of the paper.
+        preset: Config values to begin with: ``paper``, ``text``, ``small`` or ``demo``.
+        seed: Random seed for weights, order and augmentation. Default: the config's, or 1.
+        cache: Folder of learned steps that runs share; a step in it is not trained again.
+        config: Values as in a config file, such as ``{"train": {"epochs": 2}}``. Other arguments
+            override them.
+        observers: Functions that are called with every event (`nacre.training.events`).
+        progress: Show the progress. Default: in notebooks and on terminals.
+
+    Returns:
+        The content of the run's ``metrics.json``.
+
+    Raises:
+        Interrupted: after Ctrl-C. The progress is saved, and the same call resumes.
+    """
+    set_progress_bar(progress_bar)
+    arguments = {
+        "scenario": scenario,
+        "method": {"name": method} if method else None,
+        "seed": seed,
+    }
+    overrides = deep_merge(config or {}, _without_empty(arguments))
+    resolved = build_config(preset=preset, overrides=overrides)
+    folder = Path(cache) if cache else None
+    with _watching(out, observers, progress) as (all_observers, stop):
+        return run_scenario(
+            resolved, Path(out), cache=folder, observers=all_observers, should_stop=stop
+        )
+
+
+@contextlib.contextmanager
+def _watching(
+    out: str | Path, observers: Iterable[Observer], progress: bool | None
+) -> Iterator[tuple[list[Observer], Callable[[], bool]]]:
+    """Show the progress of training, and let Ctrl-C stop it after a save.
+
+    Yields:
+        The observers of the events, and a function that returns True after Ctrl-C.
+
+    Raises:
+        Interrupted: Ctrl-C stopped the training; the message says how to resume.
+    """
+    with contextlib.ExitStack() as stack:
+        all_observers = list(observers)
+        console = PlainConsole(stderr=True)
+        if progress is None:
+            progress = console.is_terminal or console.is_jupyter or hasattr(sys, "ps1")
+        if progress and os.environ.get("RANK", "0") == "0":
+            all_observers.append(stack.enter_context(RunDisplay(console)))
+        stop = stack.enter_context(StopSignal())
+        try:
+            yield all_observers, stop
+        except Interrupted:
+            raise Interrupted(
+                f"stopped; what was learned is saved in {out}, and the same call resumes"
+            ) from None
+
+
+def _without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value not in (None, [], {})}
 
 
 def _new_folder(data: Sequence[Path]) -> Path:
@@ -343,15 +427,11 @@ def _save_network(
     background: int | None,
     config: dict[str, Any],
 ) -> tuple[Path, nn.Module | None]:
-    """Save your own network as a start model beside the new model's folder.
-
-    Returns:
-        The file, and the network if the file cannot be opened without it.
-    """
+    """Save a user's network as a start model; return its file, and the network if it is needed."""
     path = out.with_name(f"{out.name}-start.safetensors")
     crop = (config.get("images") or {}).get("crop_size", 512)
-    about = config.get("model") or {}  # scoring_layers, stages and pixels
-    needed = save_start(path, network, old=old, background=background, crop=crop, **about)
+    options = config.get("model") or {}  # scoring_layers, stages and pixels
+    needed = save_start(path, network, old=old, background=background, crop=crop, **options)
     return path, needed
 
 
@@ -366,7 +446,7 @@ def start_path(start: "str | Path | Model | None") -> Path | None:
     return start.path
 
 
-def _paths(given: Paths) -> list[Path]:
-    if isinstance(given, str | Path):
-        return [Path(given)]
-    return [Path(one) for one in given]
+def _paths(paths: Paths) -> list[Path]:
+    if isinstance(paths, str | Path):
+        return [Path(paths)]
+    return [Path(path) for path in paths]

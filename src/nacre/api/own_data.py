@@ -1,4 +1,4 @@
-"""A data folder as a torch data set, and steps on any torch data set."""
+"""Data folders as torch data sets, and steps on any torch data set."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,17 +58,17 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
     ) -> None:
         images = check(ImagesConfig, {"crop_size": crop_size, "crop": crop})
         policy = LabelPolicy(border="ignored")
-        one = LabeledSet(set_name(Path(root)), open_source(FolderConfig(root=Path(root))), {})
-        channels = first_channels(one.labeled, {})
-        names = one.index(split).names
+        folder = LabeledSet(set_name(Path(root)), open_source(FolderConfig(root=Path(root))), {})
+        channels = first_channels(folder.labeled, {})
+        names = folder.index(split).names
         self.classes, self.epoch = channels.names, 0
         self._data: TrainDataset | EvalDataset
         if split == "train":
-            mapping = mapping_for_training(channels, one.space, policy, one.labels)
-            self._data = TrainDataset([LabeledImages(one.source, names, mapping)], images, seed)
+            mapping = mapping_for_training(channels, folder.space, policy, folder.labels)
+            self._data = TrainDataset([LabeledImages(folder.source, names, mapping)], images, seed)
         else:
-            mapping = mapping_for_tests(channels, one.space, policy, one.labels)
-            self._data = EvalDataset(LabeledImages(one.source, names, mapping, split), images)
+            mapping = mapping_for_tests(channels, folder.space, policy, folder.labels)
+            self._data = EvalDataset(LabeledImages(folder.source, names, mapping, split), images)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -77,10 +77,10 @@ class ImageFolder(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         """Return an image and its targets."""
         if not 0 <= i < len(self):
-            raise IndexError(i)  # so that a loop over the images ends
+            raise IndexError(i)  # ends a loop over the images
         data = self._data
-        found = data[self.epoch, i] if isinstance(data, TrainDataset) else data[i]
-        return found[0], found[1]
+        item = data[self.epoch, i] if isinstance(data, TrainDataset) else data[i]
+        return item[0], item[1]
 
 
 def make_step(
@@ -109,11 +109,13 @@ def make_step(
         observers: Functions that are called with every event.
         should_stop: Function that returns True to stop.
     """
-    named = {"method": {"name": method} if method else None, "seed": seed}
-    given = {key: value for key, value in named.items() if value is not None}
-    count = _check(data, classes)
+    arguments = {"method": {"name": method} if method else None, "seed": seed}
+    overrides = {key: value for key, value in arguments.items() if value is not None}
+    count = _count_images(data)
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise NacreError(f"classes: {classes!r} is not a list of names")
     info, file, network = _open_start(start)
-    recipe = build(Recipe, deep_merge(config or {}, given), start=info)
+    recipe = build(Recipe, deep_merge(config or {}, overrides), start=info)
     space = LabelSpace(dict(enumerate(classes, start=1)))
     known = info.channels if info is not None else None
     new = [name for name in classes if known is None or name not in known.names]
@@ -121,7 +123,7 @@ def make_step(
         raise NacreError(f"there is no new class in {', '.join(classes) or 'no class'}")
     channels = first_channels(new, {}) if known is None else known.extended(new, {})
     mapping = mapping_for_training(channels, space, recipe.labels, space.names)
-    images = LabeledImages(_Given(data, space), [str(i) for i in range(count)], mapping)
+    images = LabeledImages(_TorchSource(data, space), [str(i) for i in range(count)], mapping)
     dataset = TrainDataset([images], recipe.images, recipe.seed)
     step = next_step(recipe, info, dataset, channels, about={"data": [type(data).__name__]})
     step.observe, step.should_stop = Recorder(observers), should_stop
@@ -132,23 +134,20 @@ def make_step(
     return step
 
 
-def _check(data: Dataset[Any], classes: Sequence[str]) -> int:
-    """Return the number of images; refuse data without a length and classes that are no list."""
+def _count_images(data: Dataset[Any]) -> int:
     try:
         count: int = len(data)  # type: ignore[arg-type]
     except TypeError:
-        raise NacreError(f"data: {type(data).__name__} has no length and no numbers") from None
+        raise NacreError(f"data: {type(data).__name__} has no length; define __len__") from None
     if not count:
         raise NacreError(f"data: {type(data).__name__} has no images")
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
-        raise NacreError(f"classes: {classes!r} is not a list of names")
     return count
 
 
 def _open_start(
     start: Step | Model | str | Path | None,
 ) -> tuple[ModelInfo | None, Path | None, nn.Module | None]:
-    """Return the header of a start model, its file, and the user's own network if it needs one."""
+    """Return the header of a start model, its file, and the user's network if it has one."""
     if isinstance(start, Step):
         _check_learned(start)
         return model_info(start), None, None
@@ -161,7 +160,7 @@ def _open_start(
 
 def _check_learned(step: Step) -> None:
     if step.network is None or step.network.num_classes != step.num_classes:
-        raise NacreError("this step was not learned yet: call nacre.learn_step first")
+        raise NacreError("this step was not learned yet; call nacre.learn_step first")
 
 
 def save_step(step: Step, path: str | Path) -> None:
@@ -170,18 +169,18 @@ def save_step(step: Step, path: str | Path) -> None:
     save_model(Path(path), step.network, model_info(step), step.state)
 
 
-class _Given:
+class _TorchSource:
     """Adapts a torch data set of images and masks to nacre's data sources."""
 
     def __init__(self, data: Dataset[Any], space: LabelSpace) -> None:
         self.data, self.space = data, space
-        self._last: tuple[str, Any] = ("", None)
+        self._last_item: tuple[str, Any] = ("", None)
 
     def index(self, split: Split) -> LabelIndex:
         """Raise an error: the masks have not been read."""
         raise NacreError(
-            "a data set given in Python has no index of its labels: put its images and masks into "
-            "a folder for what needs one"
+            "a torch data set has no index of its labels; put its images and masks into a folder "
+            "for methods that need one"
         )
 
     def image(self, split: Split, name: str) -> Image.Image:
@@ -193,8 +192,8 @@ class _Given:
         if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             size = " x ".join(map(str, pixels.shape))
             raise NacreError(
-                f"image {name} is {pixels.dtype} of {size}; it must be RGB of 8 bits: a tensor "
-                "3,H,W, an array H,W,3 or a Pillow image"
+                f"image {name} is {pixels.dtype} of {size}; it must be 8-bit RGB: a tensor 3,H,W, "
+                "an array H,W,3 or a Pillow image"
             )
         return Image.fromarray(np.ascontiguousarray(pixels))
 
@@ -203,16 +202,17 @@ class _Given:
         mask = np.asarray(self._item(name)[1])
         if mask.ndim != 2:
             size = " x ".join(map(str, mask.shape))
-            raise NacreError(f"the mask of image {name} is of {size or 'no size'}; it must be H,W")
+            raise NacreError(f"the mask of image {name} has shape {size or '()'}; it must be H,W")
         unknown = sorted(set(np.unique(mask).tolist()) - self.space.allowed)
         if unknown:
             raise NacreError(
-                f"the mask of image {name} holds the value {unknown[0]}; the classes are 1 to "
+                f"the mask of image {name} contains the value {unknown[0]}; the classes are 1 to "
                 f"{len(self.space.names)}, the background is 0, and 255 is ignored"
             )
         return mask.astype(np.uint16 if mask.max(initial=0) > 255 else np.uint8)
 
     def _item(self, name: str) -> Any:
-        if self._last[0] != name:
-            self._last = (name, self.data[int(name)])
-        return self._last[1]
+        # An image and its mask are requested one after the other.
+        if self._last_item[0] != name:
+            self._last_item = (name, self.data[int(name)])
+        return self._last_item[1]
