@@ -119,7 +119,6 @@ def opened(path: Path) -> Tensor:
 
 
 def by_predict(model: Model, images: Path, out: Path) -> Maps:
-    model = model.fused()
     predict_all(model.predictor(), model.info.channels, [str(images)], out, ("masks",))
     names = {path.stem: path.name for path in images.iterdir()}
     masks = (out / "masks").iterdir()

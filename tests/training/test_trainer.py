@@ -135,9 +135,11 @@ def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch: pytest.Mo
 
 def test_what_is_loaded_lies_in_memory_as_its_parameter_does() -> None:
     trainer, _, samples = second_step("ewc", count=1)
+    again = second_step("ewc", count=1)[0]
+    for one in (trainer, again):  # as on a GPU
+        one.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     update(trainer, [samples[0]])
     state = {key: value.clone().contiguous() for key, value in trainer.state().items()}
-    again = second_step("ewc", count=1)[0]
     again.load_state(state, 1, {})
     parameters = dict(again.network.named_parameters())
     assert any(not one.is_contiguous() for one in parameters.values())

@@ -128,14 +128,6 @@ class Model:
             raise NacreError("this model was not loaded from a file; push nacre.load(path)")
         return push(self.path, self.info, repository, private=private, license=license)
 
-    def fused(self) -> "Model":
-        """Return a copy that predicts faster and cannot be trained.
-
-        Batch norm is folded into the convolutions, which saves a tenth to a sixth of the time with
-        small backbones on a CPU. Scores differ in their last digits.
-        """
-        return replace(self, network=self.network.fused())
-
     def to(self, device: str | torch.device) -> "Model":
         """Move the network to a device (``auto``, ``cpu``, ``cuda``, ``mps``); return the model."""
         self.network.to(choose_device(device) if isinstance(device, str) else device)

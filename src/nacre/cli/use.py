@@ -60,7 +60,7 @@ def predict(
 
     forms = tuple(app.split_names(format_))
     with StopSignal() as stop:
-        used = load(model).fused()
+        used = load(model)
         predictor = used.predictor(window=window, mirror=mirror, edges=edges)
         summary = predict_all(predictor, used.info.channels, images, out, forms, stop)
     _print_summary(summary)

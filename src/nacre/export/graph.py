@@ -9,6 +9,7 @@ mirror image is seen, too, and scores are upsampled along the edges of the image
 """
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class ImageToClasses(nn.Module):
 
     def __init__(self, predictor: Predictor, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        inner = predictor.network.fused()
+        inner = copy.deepcopy(predictor.network).eval()
         self.alignment = inner.alignment
         for module in inner.modules():
             if isinstance(module, SameConv2d):

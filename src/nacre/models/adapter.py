@@ -39,7 +39,6 @@ from nacre.models.feature_maps import (
 )
 from nacre.models.ledger import RestHead
 from nacre.models.network import Capability, Network, Output
-from nacre.models.norm import keep_digits
 from nacre.models.probe import (
     example_images,
     find_divisor,
@@ -100,7 +99,6 @@ class Adapter(Network):
         self._maps: tuple[str, ...] = ()
         self.has_background = background is not None
         check_names(model, stages)
-        keep_digits(model)
         images = example_images(model)
         self._shape = images.shape
         found = find_divisor(model, images)

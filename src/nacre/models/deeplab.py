@@ -5,7 +5,6 @@ From pixels to logits: logits = classifier(decoder(backbone((pixels / 255 - mean
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
@@ -23,9 +22,10 @@ from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import DEFAULT_STRIDE, AsppDecoder, LightDecoder, StageGrid
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Capability, Network, Output, Shared
-from nacre.models.norm import ABN, InPlaceABN, NormFactory, fuse_norms_
+from nacre.models.norm import ABN, InPlaceABN, NormFactory
 from nacre.models.weights import find_weights, load_backbone
 from nacre.models.widen import Init
+from nacre.utils.device import memory_layout
 
 Decoder = AsppDecoder | LightDecoder | StageGrid
 
@@ -86,7 +86,7 @@ class DeepLab(Network):
         """
         if kept:
             return self.decode(kept[-1], maps=kept)
-        x = self.normalize(images)
+        x = self.normalize(images) if self.training else self._normalize_fast(images)
         adds = self.ledger is not None and not self.training
         if not (with_stages or self.decoder.reads or adds):
             return self.decode(self.backbone(x))
@@ -99,7 +99,12 @@ class DeepLab(Network):
     @torch.no_grad()
     def read(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the backbone's features and stages, of images in 0..255."""
-        return self.backbone.forward_stages(self.normalize(images))
+        return self.backbone.forward_stages(self._normalize_fast(images))
+
+    def _normalize_fast(self, images: Tensor) -> Tensor:
+        """Return normalized images in the layout that is fastest for inference."""
+        layout = memory_layout(images.device, training=False)
+        return self.normalize(images).contiguous(memory_format=layout)
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
         """Return what the decoder reads of the backbone, of images in 0..255."""
@@ -170,12 +175,6 @@ class DeepLab(Network):
             self.classifier.grow(num_new)
         if self.ledger is not None:
             self.ledger.grow(num_new)
-
-    def fused(self) -> DeepLab:
-        """Return a copy for inference whose norms are folded into its convolutions."""
-        fused = copy.deepcopy(self).eval().requires_grad_(False)
-        fuse_norms_(fused, torch.zeros(1, 3, 32, 32, device=self.pixel_scale.device))
-        return fused
 
     def drop_ledger(self) -> None:
         """Go on without the ledger beside the decoder, if there is one."""

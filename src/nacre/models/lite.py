@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nacre.models.backbone import Backbone, initialize
 from nacre.models.norm import ABN, Activation
@@ -89,9 +87,8 @@ def _depthwise(channels: int, kernel: int, stride: int, dilation: int) -> nn.Con
         return SameConv2d(
             channels, channels, kernel, stride, dilation=dilation, groups=channels, bias=False
         )
-    if dilation > 1:
-        return DilatedDepthwiseConv2d(channels, kernel, dilation)
-    return nn.Conv2d(channels, channels, kernel, padding=kernel // 2, groups=channels, bias=False)
+    padding = kernel // 2 * dilation
+    return nn.Conv2d(channels, channels, kernel, 1, padding, dilation, groups=channels, bias=False)
 
 
 class InvertedResidual(nn.Module):
@@ -205,63 +202,3 @@ def from_package_name(name: str) -> str | None:
     if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
         return None
     return ".".join(part.removeprefix("_") for part in name.split("."))
-
-
-class DilatedDepthwiseConv2d(nn.Conv2d):
-    """A depthwise convolution of stride 1 that keeps the size: odd kernel, no bias.
-
-    On CPUs torch computes the gradient of the input of a dilated depthwise convolution by a slow
-    path: thirty times the forward pass (1,152 channels of 10 x 10, kernel 5, dilation 2). With
-    stride 1 that gradient is the same convolution with the kernel turned by 180 degrees, and so the
-    fast path serves.
-    """
-
-    def __init__(self, channels: int, kernel: int, dilation: int) -> None:
-        assert kernel % 2, kernel
-        padding = kernel // 2 * dilation
-        super().__init__(
-            channels, channels, kernel, 1, padding, dilation, groups=channels, bias=False
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Filter each channel."""
-        if not _is_slow(x):
-            return super().forward(x)
-        y: Tensor = _Filter.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.padding[0], self.dilation[0]
-        )
-        return y
-
-
-def _is_slow(x: Tensor) -> bool:
-    """Return whether torch would take the slow path: with a gradient, on a CPU, eagerly."""
-    return (
-        x.device.type == "cpu"
-        and x.requires_grad
-        and torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
-
-
-class _Filter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, padding: int, dilation: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.padding, ctx.dilation = padding, dilation
-        return F.conv2d(x, weight, None, 1, padding, dilation, len(weight))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        padding, dilation, channels = ctx.padding, ctx.dilation, len(weight)
-        dy = grads[0]
-        dx = F.conv2d(dy, weight.flip(2, 3), None, 1, padding, dilation, channels)
-        dweight = None
-        if ctx.needs_input_grad[1]:
-            _, dweight, _ = torch.ops.aten.convolution_backward(
-                dy, x, weight, None, [1, 1], [padding] * 2, [dilation] * 2, False, [0, 0],
-                channels, [False, True, False],
-            )  # fmt: skip
-        return dx, dweight, None, None

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,10 +127,6 @@ class Network(nn.Module):
     @abstractmethod
     def forward(self, images: Tensor, *, with_stages: bool = False) -> Output:
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
-
-    def fused(self) -> Network:
-        """Return a copy for inference, with fewer layers where that is known; it cannot learn."""
-        return copy.deepcopy(self).eval().requires_grad_(False)
 
     def shared_modules(self, shared: Shared) -> list[nn.Module]:
         """Return the modules that a teacher has together with its student."""

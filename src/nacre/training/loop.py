@@ -43,7 +43,7 @@ from nacre.training.events import (
     Trained,
 )
 from nacre.training.trainer import Checkpoint, Trainer, View
-from nacre.utils.device import configure_backends, memory_layout, peak_memory
+from nacre.utils.device import configure_backends, peak_memory
 from nacre.utils.signals import Interrupted
 
 T = TypeVar("T")
@@ -201,9 +201,7 @@ def _fit(method: Method, step: Step) -> None:
     step.observe(_step_began(step, 0))
     step.network.train()
     method.prepare(step)
-    fast = step.network.takes_channels_last
-    layout = memory_layout(step.dist.device) if fast else torch.contiguous_format
-    step.network.to(memory_format=layout).eval()  # type: ignore[call-overload]
+    step.network.eval()
     method.fit(step)
 
 

@@ -69,7 +69,8 @@ class Trainer:
         self.iteration = 0
         self.last_image: Tensor | None = None
         fast = self.network.takes_channels_last
-        self.layout = memory_layout(self.dist.device) if fast else torch.contiguous_format
+        layout = memory_layout(self.dist.device, training=True)
+        self.layout = layout if fast else torch.contiguous_format
         for network in (self.network, step.teacher):
             if network is not None:
                 network.to(memory_format=self.layout)  # type: ignore[call-overload]
@@ -282,7 +283,8 @@ class KeptFeatures:
         rows = [self._one(view, images[i : i + 1]) for i, view in enumerate(views)]
         dtype = next(self.network.parameters()).dtype
         maps = (torch.cat(column).to(dtype) for column in zip(*rows, strict=True))
-        return tuple(x.contiguous(memory_format=torch.channels_last) for x in maps)
+        layout = memory_layout(images.device, training=True)
+        return tuple(x.contiguous(memory_format=layout) for x in maps)
 
     def _one(self, view: View, image: Tensor) -> tuple[Tensor, ...]:
         known = self._kept.get(view)
