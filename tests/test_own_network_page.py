@@ -129,7 +129,11 @@ def given(data: Any, classes: Any = ("a",), **values: Any) -> Any:
         ([(IMAGE, MASK + 7)], {}, "the mask of image 0 contains the value 7"),
         ([(IMAGE, torch.zeros(1, 8, 8))], {}, "the mask of image 0 has shape 1 x 8 x 8"),
         ([(IMAGE, MASK[1:])], {}, "the image of this data set is 8 x 8, its mask is 8 x 7"),
-        ([(IMAGE.astype(float), MASK)], {}, "image 0 is float64 of 8 x 8 x 3; it must be RGB"),
+        (
+            [(IMAGE.astype(float), MASK)],
+            {},
+            "image 0 is float64 of 8 x 8 x 3; it must be 8-bit",
+        ),
     ],
 )
 def test_data_of_ones_own_that_cannot_be_learned_is_one_sentence(

@@ -114,7 +114,7 @@ def test_two_predictions_at_once_leave_each_others_files(
     model, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "seen"
-    others = out / "masks" / ".x.png.abcdefgh"
+    others = out / "masks" / ".x.png.abcdefgh.part"
     others.parent.mkdir(parents=True)
     others.touch()
     with locked(out, "predict"):

@@ -83,8 +83,8 @@ def test_a_model_is_never_without_its_readable_copy(tmp_path, monkeypatch):
 def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
-    left = [run / ".metrics.json.abcd_123", run / ".tmpA1b2C3"]
-    left += [run / "step-1" / ".model.safetensors.abcd1234", run / "step-1" / ".tmpA1b2C3"]
+    left = [run / ".metrics.json.abcd_123.part", run / ".tmpA1b2C3"]
+    left += [run / "step-1" / ".model.safetensors.abcd1234.part", run / "step-1" / ".tmpA1b2C3"]
     mine = [run / ".notes.txt.abcd1234", run / "step-1" / ".model.safetensors.backup-of-mine"]
     for path in (*left, *mine):
         path.parent.mkdir(exist_ok=True)
@@ -110,12 +110,12 @@ def test_a_saved_state_that_is_behind_its_step_is_removed(finished, tmp_path):
 def test_a_folder_that_a_kill_left_before_its_config_can_be_used(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / ".config.yaml.ab12cd34").write_text("scena")
+    (run / ".config.yaml.ab12cd34.part").write_text("scena")
     tiny_run(run)
-    assert not (run / ".config.yaml.ab12cd34").exists()
+    assert not (run / ".config.yaml.ab12cd34.part").exists()
     other = tmp_path / "other"
     other.mkdir()
-    (other / ".model.json.ab12cd34").touch()  # not something that is written first: not ours
+    (other / ".model.json.ab12cd34.part").touch()  # not something that is written first: not ours
     with pytest.raises(NacreError, match="is not empty and not a run folder"):
         tiny_run(other)
 

@@ -3,12 +3,15 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from nacre.errors import NacreError
 from nacre.utils.io import (
+    LOCK_NAME,
     is_locked,
     load_json,
     locked,
@@ -40,12 +43,25 @@ def test_a_file_is_flushed_as_windows_wants_it(tmp_path, monkeypatch):
     assert (tmp_path / "a.txt").read_text() == "x"
 
 
-def test_only_temporaries_of_the_names_are_removed(tmp_path):
-    kept = [".a.json.abc", ".b.json.abcdefgh", "a.json.abcdefgh", ".a.json", ".x.png.abcdefgh.txt"]
-    for name in (*kept, ".a.json.abcdefgh", ".x.png.abcd_123"):
+def test_temporaries_are_removed_of_one_file_or_of_all(tmp_path):
+    kept = [".a.json.abc.part", "a.json.abcdefgh.part", ".a.json", ".x.png.abcdefgh", ".tmpabcdefg"]
+    others = [".b.json.abcdefgh.part", ".tmpAbc1ef"]
+    for name in (*kept, *others, ".a.json.abcd_123.part"):
         (tmp_path / name).touch()
-    remove_temporaries(tmp_path, ["a.json"], [".png"])
+    remove_temporaries(tmp_path, "a.json")
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([*kept, *others])
+    remove_temporaries(tmp_path)
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_look_at_a_lock_does_not_keep_a_run_from_starting(tmp_path):
+    """Another process holds the lock for a moment while it finds out whether it is free."""
+    lock = FileLock(tmp_path / LOCK_NAME, thread_local=False)
+    lock.acquire()
+    timer = threading.Timer(0.05, lock.release)
+    timer.start()
+    with locked(tmp_path, "run"):
+        timer.join()
 
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):

@@ -151,7 +151,7 @@ def export_onnx(
     Raises:
         NacreError: the graph differs from torch; nothing is written then.
     """
-    remove_temporaries(out.parent, [out.name])
+    remove_temporaries(out.parent, out.name)
     content, comparison = make_onnx(network, info, describe(info, form, license))
     save(out, lambda file: file.write_bytes(content))
     return comparison

@@ -42,7 +42,6 @@ from nacre.utils.progress import show_progress
 TOLERANCE = 1.0
 """Pixels that LabelMe polygons may be from the edges of regions."""
 
-_WRITTEN = {"masks": (".png", ".tif"), "overlays": (".jpg",), "labelme": (".json",)}
 FORMS = ("masks", "overlays", "labelme", "csv")
 USUAL_FORMS = ("masks", "overlays", "csv")
 
@@ -184,9 +183,9 @@ def _tidy(out: Path) -> None:
     """Remove what killed processes left of results."""
     for left in out.glob(".class-map.????????"):
         shutil.rmtree(left, ignore_errors=True)
-    for form, suffixes in _WRITTEN.items():
+    for form in FORMS:
         for folder, _, _ in os.walk(out / form):
-            remove_temporaries(Path(folder), suffixes=suffixes)
+            remove_temporaries(Path(folder))
 
 
 def predict_all(

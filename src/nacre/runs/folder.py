@@ -103,13 +103,10 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove what killed processes left half-written, and the way to a model that is there."""
-        names = [self.config.name]
-        if self.config.exists():
-            files = (self.fingerprint, self.exemplars, self.starts, self.events, self.metrics)
-            names += [file.name for file in (*files, self.resume, self.first_model)]
-            names += ["model.json", "model.safetensors"]
+        # A folder without a config may be a user's, with files of other programs.
+        name = None if self.config.exists() else self.config.name
         for place in (self.path, *self.path.glob("step-*")):
-            remove_temporaries(place, names)
+            remove_temporaries(place, name)
         if self.one_step and self._models():
             self.resume.unlink(missing_ok=True)
             self.remove_first()

@@ -100,7 +100,7 @@ class StepCache:
 
     def store(self, step: int, source: Path) -> None:
         """Keep a step that this run learned and tested, for others to take."""
-        remove_temporaries(self._entry(step), FILES)
+        remove_temporaries(self._entry(step))
         _share(source, self._entry(step))
 
     def release(self) -> None:

@@ -343,7 +343,7 @@ def make_task(job: Job) -> Task:
     folder = job.folder.path.absolute()
     config = folder.with_name(f"{folder.name}.yaml")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_temporaries(config.parent, [config.name])
+    remove_temporaries(config.parent, config.name)
     save_text(config, yaml.safe_dump(with_absolute_paths(job.config), sort_keys=False))
     arguments = ["run", "--config", str(config), "--out", str(folder)]
     arguments += ["--cache", str(job.cache.absolute())]

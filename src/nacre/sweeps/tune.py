@@ -242,7 +242,7 @@ class _Search:
         """Run a trial, unless that was done before."""
         folder, config = self.out / name, self._changed(values, rate)
         diverged = folder / "diverged.json"
-        remove_temporaries(folder, [diverged.name])
+        remove_temporaries(folder, diverged.name)
         value = 0.0
         if diverged.exists():
             RunFolder(folder).check_same(config, self.data.fingerprint())
@@ -309,7 +309,7 @@ def tune(
     """
     options = {"cache": cache or out / CACHE, "observers": list(observers)}
     search = _Search(config, out, show, should_stop=should_stop, **options)
-    remove_temporaries(out, ["tuning.json", "tuned.yaml"])
+    remove_temporaries(out)
     try:
         return search.search(rates or (config.train.incremental_lr,))
     finally:
