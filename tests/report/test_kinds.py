@@ -227,7 +227,7 @@ def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
         make_tables([], "voc")
     with pytest.raises(NacreError, match="did you mean 'ablation'"):
         make_tables(results, "ablatoin")
-    with pytest.raises(NacreError, match="no figures after every step"):
+    with pytest.raises(NacreError, match="no results after every step"):
         make_tables(results, "steps", paper=True)
     with pytest.raises(NacreError, match="the paper excludes the background"):
         make_tables(results, "last", paper=True, background=True)

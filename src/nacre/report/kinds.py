@@ -73,13 +73,9 @@ MAX_GROUPS = 7
 
 @dataclass(frozen=True)
 class ClassGroup:
-    """The classes of a column.
+    """The classes of a column, by the first and the last place in the order of learning, from 1.
 
-    Attributes:
-        title: The column's title.
-        first: Place of its first class in the order of learning, from 1; None for all classes.
-        last: Place of its last class.
-        is_class: True for a single class under its own name, which is not a mean.
+    All classes have no places. A single class under its own name (`is_class`) is not a mean.
     """
 
     title: str
@@ -110,6 +106,11 @@ class NamedRow:
     method: str
     deviations: tuple[str, ...] = ()
 
+    @property
+    def own_name(self) -> str:
+        """The name of the row itself, with a star if it deviates."""
+        return self.row.name + (DEVIATES if self.deviations else "")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -120,7 +121,7 @@ class Block:
         orders: The scenario, once per class order; none if only the paper's results are shown.
         groups: The columns.
         place: The key of its published results, if there are any.
-        ablation: True if rows are named as in the paper's ablation.
+        is_ablation: True if rows are named as in the paper's ablation.
         beside: The methods whose published rows are shown, too.
     """
 
@@ -128,7 +129,7 @@ class Block:
     orders: tuple[ScenarioResults, ...]
     groups: tuple[ClassGroup, ...]
     place: Place | None
-    ablation: bool = False
+    is_ablation: bool = False
     beside: frozenset[str] = frozenset()
 
     @cached_property
@@ -151,68 +152,67 @@ class Block:
 
     def _rows_by_name(self, results: ScenarioResults) -> dict[str, NamedRow]:
         """Return rows by the paper's names, or by their own names if those are not unique."""
-        found: dict[str, list[NamedRow]] = {}
+        by_name: dict[str, list[NamedRow]] = {}
         for row in results.rows:
             method = published_name(row)
-            method = FULL if self.ablation and method == "MiB" else method
+            method = FULL if self.is_ablation and method == "MiB" else method
             differences = deviations(row.runs[0]) if method in self.beside else ()
             name = method + (DEVIATES if differences else "")
-            found.setdefault(name, []).append(NamedRow(row, method, differences))
+            by_name.setdefault(name, []).append(NamedRow(row, method, differences))
         return {
-            (name if len(rows) == 1 else one.row.name + (DEVIATES if one.deviations else "")): one
-            for name, rows in found.items()
-            for one in rows
+            (name if len(rows) == 1 else named.own_name): named
+            for name, rows in by_name.items()
+            for named in rows
         }
 
     def values(self, name: str, group: ClassGroup, background: bool) -> tuple[float, ...]:
         """Return a number per seed, averaged over the class orders that were run."""
-        found = []
+        by_order = []
         for results, rows in zip(self.orders, self.rows, strict=True):
             # A single class is not a mean that could include the background.
             extra = (BACKGROUND,) if background and not group.is_class else ()
             classes = (*extra, *group.names(results))
             if name in rows and (seeds := _by_seed(rows[name].row, classes)):
-                found.append(seeds)
-        return _over_orders(found)
+                by_order.append(seeds)
+        return _over_orders(by_order)
 
 
 def _by_seed(row: Row, names: Sequence[str]) -> dict[tuple[Any, ...], float]:
-    found = {seed_of(run): mean_of([run.last.iou.get(name) for name in names]) for run in row.runs}
-    return {seed: value for seed, value in found.items() if value is not None}
+    means = {seed_of(run): mean_of([run.last.iou.get(name) for name in names]) for run in row.runs}
+    return {seed: value for seed, value in means.items() if value is not None}
 
 
 def _over_orders(orders: Sequence[dict[tuple[Any, ...], float]]) -> tuple[float, ...]:
     """Return the mean over the orders for each seed, or one mean of all without common seeds."""
     if not orders:
         return ()
-    seeds = [seed for seed in orders[0] if all(seed in found for found in orders)]
+    seeds = [seed for seed in orders[0] if all(seed in values for values in orders)]
     if seeds:
-        return tuple(sum(found[seed] for found in orders) / len(orders) for seed in seeds)
-    mean = mean_of([mean_of(list(found.values())) for found in orders])
+        return tuple(sum(values[seed] for values in orders) / len(orders) for seed in seeds)
+    mean = mean_of([mean_of(list(values.values())) for values in orders])
     return () if mean is None else (mean,)
 
 
 def own_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
     """Return a scenario's block with the paper's groups, or with a group per step."""
     place = _place(results)
+    groups = _groups(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:
             groups = tuple(map(places, layout.groups[place]))
-            return Block(results.scenario, (results,), groups, place, beside=beside)
-    return Block(results.scenario, (results,), _groups(results), place, beside=beside)
+    return Block(results.scenario, (results,), groups, place, beside=beside)
 
 
 def class_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
     """Return a block with a column for every class, then the groups."""
-    others = own_block(results).groups
-    titles = {group.title for group in others}
+    block = own_block(results, beside)
+    titles = {group.title for group in block.groups}
     classes = [
         # A class with the title of a group must not be taken for it.
         ClassGroup(f"“{name}”" if name in titles else name, place, place, is_class=True)
         for place, name in enumerate(results.classes, start=1)
     ]
-    groups = (*classes, *others)
-    return Block(results.scenario, (results,), groups, _place(results), beside=beside)
+    return replace(block, groups=(*classes, *block.groups))
 
 
 def published_blocks(
@@ -221,9 +221,9 @@ def published_blocks(
     beside: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
     """Yield the blocks of a published table that have runs, or all of them without any runs."""
-    found = [(place_of(one), one) for one in results]
+    keys = [(place_of(one), one) for one in results]
     for place in layout.places:
-        orders = tuple(one for key, one in found if key and key[0] == place and key[1] in ORDERS)
+        orders = tuple(one for key, one in keys if key and key[0] == place and key[1] in ORDERS)
         if orders or not results:
             groups = tuple(
                 places(title)
@@ -255,10 +255,8 @@ class _Plan:
     """Specification of a table.
 
     Attributes:
-        title: Its title.
-        blocks: Its columns.
         order: The methods that come first, in this order.
-        closed: True if no other methods are shown.
+        is_closed: True if no other methods are shown.
         paper: The published results to show, if any.
         background: Include the background in every mean.
         is_later: True for later papers' results, with the background in all means but those of
@@ -268,10 +266,15 @@ class _Plan:
     title: str
     blocks: tuple[Block, ...]
     order: tuple[str, ...] = ()
-    closed: bool = False
+    is_closed: bool = False
     paper: tuple[PublishedTable, ...] = ()
     background: bool = False
     is_later: bool = False
+
+    @property
+    def columns(self) -> list[tuple[Block, ClassGroup]]:
+        """The block and the classes of each column."""
+        return [(block, group) for block in self.blocks for group in block.groups]
 
     def counts_background(self, group: ClassGroup) -> bool:
         """Return True if the mean of a group includes the background."""
@@ -301,7 +304,9 @@ def make_tables(
         )
     if paper and kind == "steps":
         others = ", ".join(name for name in KINDS if name != "steps")
-        raise NacreError(f"the paper has no figures after every step; tables with some: {others}")
+        raise NacreError(
+            f"the paper has no results after every step; choose another kind of table: {others}"
+        )
     if not results and not paper:
         raise NacreError(f"no runs for the table {kind!r}: name run folders, or show the paper's")
     if kind == "steps":
@@ -317,9 +322,9 @@ def _own_tables(
 ) -> list[ResultTable]:
     """Return a table of all scenarios after the last step, or a table by class per scenario."""
     numbers = ("1", "2") if kind == "last" else ("S per class",)
-    figures = tuple(published()[number] for number in numbers) if paper else ()
-    beside = _beside(figures)
-    alone = [block for layout in figures for block in published_blocks([], layout)]
+    layouts = tuple(published()[number] for number in numbers) if paper else ()
+    beside = _beside(layouts)
+    alone = [block for layout in layouts for block in published_blocks([], layout)]
     if kind == "last":
         blocks = [own_block(one, beside) for one in results] if results else alone
         plans = [("After the last step", tuple(blocks))]
@@ -328,7 +333,7 @@ def _own_tables(
     else:
         plans = [(f"Pascal VOC 2012, {one.heading}, by class", (one,)) for one in alone]
     return [
-        _build(_Plan(title, blocks, paper=figures, background=background))
+        _build(_Plan(title, blocks, paper=layouts, background=background))
         for title, blocks in plans
     ]
 
@@ -343,15 +348,15 @@ def _published_tables(
     is_later = kind == "later"
     tables = []
     for layout in layouts:
-        figures = (layout,) if paper else ()
-        blocks = tuple(published_blocks(results, layout, _beside(figures)))
+        shown = (layout,) if paper else ()
+        blocks = tuple(published_blocks(results, layout, _beside(shown)))
         if blocks:
             plan = _Plan(
                 TITLES[layout.name],
                 blocks,
                 layout.methods,
-                closed=kind in ("ablation", "lwf-mc"),
-                paper=figures,
+                is_closed=kind in ("ablation", "lwf-mc"),
+                paper=shown,
                 background=background or is_later,
                 is_later=is_later,
             )
@@ -363,21 +368,19 @@ def _published_tables(
     return tables
 
 
-def _beside(figures: Sequence[PublishedTable]) -> frozenset[str]:
+def _beside(layouts: Sequence[PublishedTable]) -> frozenset[str]:
     """Return the methods whose published rows a table shows."""
-    return frozenset(name for table in figures for name in table.methods)
+    return frozenset(name for layout in layouts for name in layout.methods)
 
 
 def _build(plan: _Plan) -> ResultTable:
     """Return the table of a specification."""
     columns = tuple(
-        Column(block.heading, group.title, block.about(group))
-        for block in plan.blocks
-        for group in block.groups
+        Column(block.heading, group.title, block.about(group)) for block, group in plan.columns
     )
     rows = [row for method, names in _names(plan).items() for row in _rows(plan, method, names)]
     rows.sort(key=lambda row: row.is_bound)
-    members = [one.row for block in plan.blocks for rows in block.rows for one in rows.values()]
+    members = [named.row for block in plan.blocks for rows in block.rows for named in rows.values()]
     caption = " ".join([caption_of(members, plan.background), *_notes(plan)])
     return ResultTable(plan.title, caption, columns, tuple(mark_best(rows)))
 
@@ -390,24 +393,23 @@ def _names(plan: _Plan) -> dict[str, list[str]]:
             ours.setdefault(method, {})[name] = None
     theirs = dict.fromkeys(name for table in plan.paper for name in table.methods)
     known = [name for name in plan.order or theirs if name in ours or name in theirs]
-    others = [] if plan.closed else [name for name in ours if name not in known]
+    others = [] if plan.is_closed else [name for name in ours if name not in known]
     return {method: sorted(ours.get(method, {})) for method in (*known, *others)}
 
 
 def _rows(plan: _Plan, method: str, names: Sequence[str]) -> list[TableRow]:
     """Return our rows of a method, the paper's row, and the differences; leave out empty ones."""
-    columns = [(block, group) for block in plan.blocks for group in block.groups]
-    theirs = tuple(Cell(_theirs(plan, block, method, group)) for block, group in columns)
+    theirs = tuple(Cell(_theirs(plan, block, method, group)) for block, group in plan.columns)
     mark = "published" if plan.is_later else "paper's"
     ours, differences, is_bound = [], [], method == "Joint"
     for name in names:
-        members = [one.row for block in plan.blocks for one in block.members(name)]
+        members = [named.row for block in plan.blocks for named in block.members(name)]
         is_bound = is_bound or any(row.is_joint for row in members)
         cells = tuple(
             Cell(block.values(name, group, plan.counts_background(group)))
-            for block, group in columns
+            for block, group in plan.columns
         )
-        gaps = tuple(_gap(one, other) for one, other in zip(cells, theirs, strict=True))
+        gaps = tuple(map(_gap, cells, theirs))
         ours.append(TableRow(name, cells, max(len(row.runs) for row in members)))
         differences.append(TableRow(f"{name}, ours − {mark}", gaps, 0, source="difference"))
     rows = [*ours, TableRow(f"{method}, {mark}", theirs, 0, source="paper"), *differences]
@@ -430,7 +432,7 @@ def _gap(ours: Cell, theirs: Cell) -> Cell:
 
 def _notes(plan: _Plan) -> list[str]:
     notes = ["After the last step; classes are numbered in the order of learning."]
-    notes += [note for block in plan.blocks for one in block.orders for note in one.notes]
+    notes += [note for block in plan.blocks for results in block.orders for note in results.notes]
     if any(len(block.orders) > 1 for block in plan.blocks):
         notes.append("Mean of the class orders a and b.")
     for block in plan.blocks:
@@ -465,16 +467,16 @@ def _deviation_notes(plan: _Plan) -> Iterator[str]:
     for block in plan.blocks:
         for name in block.names:
             row = f"{name} ({block.heading})" if len(plan.blocks) > 1 else name
-            found = [one for member in block.members(name) for one in member.deviations]
-            marked |= dict.fromkeys([row] if found else [])
-            for one in found:
-                where.setdefault(one, {})[row] = None
+            for member in block.members(name):
+                for deviation in member.deviations:
+                    marked[row] = None
+                    where.setdefault(deviation, {})[row] = None
     if not marked:
         return
     yield f"Rows with {DEVIATES} are not run as the paper: they differ from the preset `paper`."
     groups: dict[tuple[str, ...], list[str]] = {}
-    for one, rows in where.items():
-        groups.setdefault(tuple(rows), []).append(one)
+    for deviation, rows in where.items():
+        groups.setdefault(tuple(rows), []).append(deviation)
     for names, differences in sorted(groups.items(), key=lambda group: -len(group[0])):
         who = f"All {DEVIATES}" if len(names) == len(marked) else ", ".join(names)
         yield f"{who}: {'; '.join(differences)}."

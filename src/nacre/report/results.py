@@ -3,7 +3,7 @@
 Runs of one scenario that differ only in their seed form one *row*, and their results are averaged.
 Runs of a row agree in every config key that affects results, and in their training and test
 images. Equal seeds are never averaged: a copy of a run is shown once, and runs with the same seed
-but other results get rows of their own; notes tell about both. A row is named after its method. If
+but other results get separate rows; notes report both. A row is named after its method. If
 several rows have the same method, their names add the config values that differ, or the run's
 folder.
 """
@@ -25,19 +25,19 @@ from nacre.training.events import Event, read_events
 from nacre.utils.config import keys_without_effect, result_values
 
 CONFIG, TUNING = "config.yaml", "tuning.json"
-"""The files by which a run and a search of `nacre tune` are known."""
+"""The files that mark the folder of a run and of a search of `nacre tune`."""
 SEEDS = ("seed", "data.seed")
 IMAGES = "images of the data"
-"""A key of a run's identity beside its config keys: the images themselves."""
+"""Key of a run's images, beside the config keys that decide its results."""
 
 
-def percent(share: float | None, digits: int = 1) -> str:
-    """Write a fraction in percent, without the sign; nothing if there is none."""
-    if share is None:
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """Return a fraction in percent, without the sign; nothing for None."""
+    if fraction is None:
         return ""
-    written = f"{100 * share:.{digits}f}"
+    text = f"{100 * fraction:.{digits}f}"
     # Rounding must not leave a minus before zero.
-    return written.replace("-", "−") if float(written) else written.removeprefix("-")
+    return text.replace("-", "−") if float(text) else text.removeprefix("-")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RunResult:
         events: The events.
         config: The resolved config as plain data.
         deciding: The config values that decide the results, under dotted keys.
-        fingerprint: The images of each step and test, as the run noted them.
+        fingerprint: The images of each step and test, as the run recorded them.
         starts: Every start: time, command, versions, machine.
     """
 
@@ -92,9 +92,9 @@ class RunResult:
 
     def mean(self, step: int, group: str, background: bool = False) -> float | None:
         """Return a mean IoU after a step: of ``old``, ``new``, ``all`` or ``step_0`` …."""
-        found = self.after(step)
+        metrics = self.after(step)
         key = f"{group}_{WITH if background else WITHOUT}"
-        return None if found is None else found.mean_iou.get(key)
+        return None if metrics is None else metrics.mean_iou.get(key)
 
     @cached_property
     def flat_config(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Row:
 
     def values(self, step: int, group: str, background: bool = False) -> tuple[float, ...]:
         """Return a mean IoU after a step for every seed that has it."""
-        found = [run.mean(step, group, background) for run in self.runs]
-        return tuple(value for value in found if value is not None)
+        means = [run.mean(step, group, background) for run in self.runs]
+        return tuple(mean for mean in means if mean is not None)
 
     def mean(self, step: int, group: str, background: bool = False) -> float | None:
         """Return a mean IoU after a step, averaged over the seeds."""
@@ -135,8 +135,8 @@ class Row:
 
     def iou(self, step: int, name: str) -> float | None:
         """Return the IoU of a class after a step, averaged over the seeds."""
-        found = [run.after(step) for run in self.runs]
-        return mean_of([one.iou.get(name) for one in found if one is not None])
+        metrics = [run.after(step) for run in self.runs]
+        return mean_of([one.iou.get(name) for one in metrics if one is not None])
 
     def forgetting(self, name: str) -> float | None:
         """Return the forgetting of a class, averaged over the seeds."""
@@ -171,16 +171,16 @@ class ScenarioResults:
 def load_results(
     paths: Sequence[Path], notify: Callable[[str], None] = lambda line: None
 ) -> list[ScenarioResults]:
-    """Read finished runs and group them by scenario; `notify` receives what is left out."""
+    """Read finished runs and group them by scenario; see `load_runs`."""
     scenarios: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in load_runs(paths, notify):
         scenarios.setdefault((run.scenario, run.groups), []).append(run)
-    found = []
+    results = []
     for (scenario, groups), members in scenarios.items():
         notes: list[str] = []
         rows = tuple(_rows(members, notes))
-        found.append(ScenarioResults(scenario, groups, rows, tuple(notes)))
-    return found
+        results.append(ScenarioResults(scenario, groups, rows, tuple(notes)))
+    return results
 
 
 def load_runs(
@@ -198,12 +198,15 @@ def load_runs(
     runs: dict[Path, RunResult] = {}
     left_out: list[str] = []
     for path in paths:
-        searches, inside = _folders_below(path)
-        left_out += [f"{one} is left out: its runs are trials of nacre tune" for one in searches]
-        if (path / CONFIG).exists() or not (inside or searches):
+        is_run = (path / CONFIG).exists()
+        searches = [] if is_run else sorted(file.parent for file in path.rglob(TUNING))
+        folders = [] if is_run else sorted(file.parent for file in path.rglob(CONFIG))
+        if not (folders or searches):
             runs[path.resolve()] = load_run(path)
-            continue
-        for folder in inside:
+        left_out += [f"{one} is left out: its runs are trials of nacre tune" for one in searches]
+        for folder in folders:
+            if any(folder.is_relative_to(search) for search in searches):
+                continue
             if "scenario" not in read_plain_config(folder):
                 left_out.append(f"{folder} is left out: it is a step of nacre learn")
             elif RunFolder(folder).metrics.exists():
@@ -218,16 +221,6 @@ def load_runs(
     return list(runs.values())
 
 
-def _folders_below(path: Path) -> tuple[list[Path], list[Path]]:
-    """Find the searches of `nacre tune` below a path, and the runs that are not their trials."""
-    if (path / CONFIG).exists():
-        return [], []
-    searches = sorted(file.parent for file in path.rglob(TUNING))
-    folders = sorted(file.parent for file in path.rglob(CONFIG))
-    runs = [one for one in folders if not any(one.is_relative_to(search) for search in searches)]
-    return searches, runs
-
-
 def load_run(path: Path) -> RunResult:
     """Read a finished run."""
     folder = RunFolder(path)
@@ -240,7 +233,7 @@ def load_run(path: Path) -> RunResult:
             f"resume it with `nacre run --out {path}`"
         )
     summary = Summary.load(folder.metrics)
-    starts, noted = folder.starts, folder.fingerprint
+    starts, fingerprint = folder.starts, folder.fingerprint
     steps = (folder.step_metrics(step) for step in range(len(summary.mean_iou_by_step)))
     return RunResult(
         path=path,
@@ -254,7 +247,7 @@ def load_run(path: Path) -> RunResult:
         events=tuple(read_events(folder.events)) if folder.events.exists() else (),
         config=config,
         deciding=deciding,
-        fingerprint=Fingerprint.load(noted).plain() if noted.exists() else {},
+        fingerprint=Fingerprint.load(fingerprint).plain() if fingerprint.exists() else {},
         starts=tuple(Starts.load(starts).plain()["starts"]) if starts.exists() else (),
     )
 
@@ -271,7 +264,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a run's config with the defaults of later keys, and the values that decide results."""
+    """Read a run's config, with defaults for later keys, and the values that decide results."""
     plain = read_plain_config(path)
     try:
         config = resolve(RunConfig, plain)
@@ -337,11 +330,11 @@ def _split(runs: Sequence[RunResult], notes: list[str]) -> list[list[RunResult]]
 
 def _identity(run: RunResult) -> dict[str, str]:
     """Return everything that decides a run's results but its seed."""
-    found = {key: repr(value) for key, value in run.deciding.items() if key not in SEEDS}
+    values = {key: repr(value) for key, value in run.deciding.items() if key not in SEEDS}
     # Generated data follow from the config, and their images differ by the seed as they should.
     if "data.seed" not in run.deciding:
-        found[IMAGES] = json.dumps(run.fingerprint, sort_keys=True)
-    return found
+        values[IMAGES] = json.dumps(run.fingerprint, sort_keys=True)
+    return values
 
 
 def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunResult]]) -> str:
