@@ -1,4 +1,4 @@
-"""A learned tiny model and its ONNX file, shared by the tests of exports."""
+"""A tiny trained model and its ONNX file, shared by the tests of exports."""
 
 import copy
 import sys
@@ -22,13 +22,13 @@ def model(learned: Path) -> tuple[Network, ModelInfo]:
 
 @pytest.fixture(scope="session")
 def traced(model: tuple[Network, ModelInfo]) -> ModelProto:
-    """The graph of the model, with its scores: tracing is what takes long in an export."""
+    """The graph of the model with its scores. Tracing takes most of the time of an export."""
     return to_onnx(ImageToClasses(model_predictor(*model)))
 
 
 @pytest.fixture
 def trace_once(traced: ModelProto, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let exports in float32 take the graph that is there."""
+    """Let exports in float32 reuse one graph."""
     monkeypatch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
 
 
@@ -41,7 +41,7 @@ def exported(
     out = tmp_path_factory.mktemp("onnx") / "model.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_file, "to_onnx", lambda module: copy.deepcopy(traced))
-        onnx_file.export_onnx(*model, out, license="CC-BY-4.0")
+        onnx_file.export_onnx(*model, out)
     return out
 
 
@@ -50,7 +50,6 @@ def without_package(monkeypatch: pytest.MonkeyPatch):
     """Make a package seem not to be installed."""
 
     def hide(name: str) -> None:
-
         monkeypatch.setitem(sys.modules, name, None)
 
     return hide

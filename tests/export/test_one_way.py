@@ -29,8 +29,7 @@ from nacre.data.transforms import EvalMode, ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate
 from nacre.evaluation.predictor import whole_predictor
-from nacre.export.onnx_file import export_onnx, noise_image
-from nacre.export.onnx_model import OnnxModel
+from nacre.export.onnx_file import OnnxModel, export_onnx, noise_image
 from nacre.export.page import make_page, web_runtime
 from nacre.labels.mapping import LabelPolicy, mapping_for_tests
 from nacre.models.adapter import Adapter

@@ -1,4 +1,4 @@
-"""The local server: pixels in, classes out, and nothing else that a request could ask for."""
+"""The local server: class maps for images, and one sentence for every other request."""
 
 import contextlib
 import http.client
@@ -16,8 +16,7 @@ from PIL import Image
 
 from local_server import send, serving
 from nacre.export import server as server_module
-from nacre.export.onnx_file import noise_image
-from nacre.export.onnx_model import OnnxModel
+from nacre.export.onnx_file import OnnxModel, noise_image
 
 
 @pytest.fixture(scope="module")
@@ -63,43 +62,40 @@ def test_the_page_and_the_models_are_there(port: int, opened: OnnxModel) -> None
 )
 def test_no_path_is_ever_opened(port: int, path: str) -> None:
     status, body, _ = ask(port, "GET", path)
-    assert (status, body) == (404, b"there is / and /models")
+    assert (status, body) == (404, b"not found; GET / or /models")
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "says"),
+    ("path", "body", "status", "error"),
     [
         ("/classify?height=4&width=4", b"123", 400, "3 bytes are not 4 x 4"),
-        ("/classify?height=0&width=4", b"", 413, "1 to"),
-        ("/classify?height=99999&width=99999", b"", 413, "are taken"),
+        ("/classify?height=0&width=4", b"", 413, "give 1 to"),
+        ("/classify?height=99999&width=99999", b"", 413, "not allowed"),
         ("/classify?height=-1&width=4", b"", 400, "whole number"),
         ("/classify?height=1e3&width=4", b"", 400, "whole number"),
-        ("/classify?model=7&height=1&width=1", b"abc", 400, "there are 1, from 0"),
+        ("/classify?model=7&height=1&width=1", b"abc", 400, "the numbers are 0 to 0"),
         ("/classify?file=/etc/passwd", b"", 400, "unknown parameter"),
-        ("/classify", b"no image", 415, "no whole PNG, JPEG or WebP"),
+        ("/classify", b"no image", 415, "not a complete PNG, JPEG or WebP"),
         ("/elsewhere", b"", 404, "/classify"),
     ],
 )
-def test_a_bad_request_is_one_sentence(port: int, path, body, status, says) -> None:
+def test_a_bad_request_is_one_sentence(port: int, path, body, status, error) -> None:
     found, text, _ = ask(port, "POST", path, body)
     assert found == status
-    assert says in text.decode()
+    assert error in text.decode()
     assert b"Traceback" not in text
 
 
-def test_bodies_have_a_limit(port: int) -> None:
-    headers = {"Content-Length": str(server_module.LARGEST_BODY + 1)}
+def test_bodies_and_images_have_a_limit(port: int) -> None:
+    headers = {"Content-Length": str(server_module.MAX_BODY_BYTES + 1)}
     assert ask(port, "POST", "/classify", None, headers)[0] == 413
     assert ask(port, "POST", "/classify", None, {"Content-Length": "many"})[0] == 411
+    small_file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(small_file, "PNG")
+    assert ask(port, "POST", "/classify", small_file.getvalue())[0] in (413, 415)
 
 
-def test_a_small_file_that_unfolds_is_refused_before_it_does(port: int) -> None:
-    file = io.BytesIO()
-    Image.new("1", (20_000, 20_000)).save(file, "PNG")
-    assert ask(port, "POST", "/classify", file.getvalue())[0] in (413, 415)
-
-
-def test_other_names_of_this_machine_are_refused(port: int) -> None:
+def test_other_host_names_are_refused(port: int) -> None:
     assert ask(port, "GET", "/", headers={"Host": "evil.example"})[0] == 403
     assert ask(port, "GET", "/", headers={"Host": f"localhost:{port}"})[0] == 200
 
@@ -133,7 +129,7 @@ def post(*headers: str, query: str = "") -> bytes:
         (post("Content-Length: 0", query="?" + "&".join(["model=0"] * 9)), 400),
     ],
 )
-def test_what_is_no_request_gets_one_plain_sentence(port, content, status, capfd) -> None:
+def test_a_malformed_request_gets_one_plain_sentence(port, content, status, capfd) -> None:
     answer = send(port, content)
     assert answer.startswith(f"HTTP/1.1 {status} ".encode())
     head, _, text = answer.partition(b"\r\n\r\n")
@@ -144,24 +140,24 @@ def test_what_is_no_request_gets_one_plain_sentence(port, content, status, capfd
     assert capfd.readouterr() == ("", "")
 
 
-def test_pages_of_this_server_may_ask_it(port: int) -> None:
+def test_only_pages_of_this_server_may_send_requests(port: int) -> None:
     own = {"Host": f"localhost:{port}", "Origin": f"http://localhost:{port}"}
     assert ask(port, "GET", "/models", headers=own)[0] == 200
     assert ask(port, "GET", "/models", headers={**own, "Origin": "http://localhost"})[0] == 403
 
 
 @pytest.mark.parametrize("begin", [b"GET / HT", post("Content-Length: 1000")])
-def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(opened, monkeypatch, begin) -> None:
-    monkeypatch.setattr(server_module, "SECONDS", 0.5)
+def test_a_client_that_sends_one_byte_now_and_then_is_cut_off(opened, monkeypatch, begin) -> None:
+    monkeypatch.setattr(server_module, "TIMEOUT_SECONDS", 0.5)
     with (
         serving(opened) as port,
         socket.create_connection(("127.0.0.1", port), timeout=0.05) as connection,
     ):
         connection.sendall(begin)
-        until = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         answer = None
         while answer is None or not (answer == b"" or b"408 Request Timeout" in answer):
-            assert time.monotonic() < until, "it may go on for ever"
+            assert time.monotonic() < deadline, "the client may continue forever"
             with contextlib.suppress(TimeoutError, ConnectionError):
                 answer = connection.recv(1000)
             with contextlib.suppress(ConnectionError):
@@ -169,7 +165,7 @@ def test_a_client_that_sends_a_byte_now_and_then_is_cut_off(opened, monkeypatch,
 
 
 def test_connections_have_a_limit(opened, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "CONNECTIONS", 2)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 2)
     with serving(opened) as port:
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         with socket.create_connection(("127.0.0.1", port), timeout=60) as third:
@@ -193,7 +189,7 @@ def wait_until(is_so) -> None:
 
 
 class Slow:
-    """A model that classifies images of some width when it is told to."""
+    """A model that waits before it classifies images of one width."""
 
     def __init__(self, like: OnnxModel, slow_width: int) -> None:
         self.metadata, self.slow_width = like.metadata, slow_width
@@ -210,32 +206,16 @@ def ask_width(port: int, width: int) -> int:
     return ask(port, "POST", f"/classify?height=1&width={width}", bytes(3 * width))[0]
 
 
-def test_waiting_has_an_end(opened, monkeypatch) -> None:
-    monkeypatch.setattr(server_module, "PATIENCE", 0.1)
+def test_a_request_does_not_wait_forever(opened, monkeypatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_WAIT_SECONDS", 0.1)
     model = Slow(opened, 7)
-    monkeypatch.setattr(server_module, "AT_ONCE", 1)
+    monkeypatch.setattr(server_module, "MAX_RUNNING", 1)
     with serving(model) as port, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask_width, port, 7)
         wait_until(lambda: model.seen == 1)
         assert ask_width(port, 8) == 503
         model.go.set()
         assert first.result() == 200
-
-
-def test_what_nobody_waits_for_is_not_computed(opened, monkeypatch, capfd) -> None:
-    model = Slow(opened, 7)
-    monkeypatch.setattr(server_module, "AT_ONCE", 1)
-    with serving(model) as port, ThreadPoolExecutor(2) as pool:
-        first = pool.submit(ask_width, port, 7)
-        wait_until(lambda: model.seen == 1)
-        with socket.create_connection(("127.0.0.1", port)) as leaving:
-            leaving.sendall(post("Content-Length: 3", query="?height=1&width=1") + b"abc")
-        last = pool.submit(ask_width, port, 8)
-        time.sleep(0.2)
-        model.go.set()
-        assert (first.result(), last.result()) == (200, 200)
-    assert model.seen == 2
-    assert capfd.readouterr() == ("", "")
 
 
 def test_a_model_that_fails_is_one_line(opened, capfd) -> None:

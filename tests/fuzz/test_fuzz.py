@@ -34,7 +34,7 @@ from nacre.cli.app import program
 from nacre.data.sources.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
-from nacre.export.onnx_model import Metadata
+from nacre.export.onnx_file import Metadata
 from nacre.importers import import_export
 from nacre.methods import METHODS
 from nacre.training.config import LearnConfig, build, build_config, read_written
@@ -198,7 +198,7 @@ def _import(export: Path, work: Path) -> None:
 class Zeros:
     """A model that finds the background everywhere."""
 
-    metadata = Metadata(["background", "cat"], [(0, 0, 0), (9, 9, 9)], [2], [], 16, "crop", "fp32")
+    metadata = Metadata(["background", "cat"], [(0, 0, 0), (9, 9, 9)], [], 16, "crop")
 
     def classify(self, picture: Any) -> Any:
         return np.zeros(picture.shape[:2], np.uint8)
@@ -220,7 +220,7 @@ def try_request(world: World, rng: random.Random) -> tuple[str, str]:
     answer = b""
     with serving(Zeros()) as port, contextlib.redirect_stderr(io.StringIO()) as said:
         with pytest.MonkeyPatch.context() as patch, contextlib.suppress(ConnectionError):
-            patch.setattr(server, "SECONDS", 0.2)  # what is cut short is not waited for
+            patch.setattr(server, "TIMEOUT_SECONDS", 0.2)  # what is cut short is not waited for
             answer = send(port, request)
         alive = send(port, b"GET /models HTTP/1.1\r\nHost: localhost\r\n\r\n")
     if not alive.startswith(b"HTTP/1.1 200 OK"):

@@ -206,7 +206,7 @@ class Model:
         mean = metrics["mean_iou"].get("all_without_background")
         return Evaluation(metrics["images"], metrics["iou"], mean)
 
-    def export(self, out: str | Path, *, fp16: bool = False, license: str | None = None) -> Path:
+    def export(self, out: str | Path, *, fp16: bool = False) -> Path:
         """Write the model as an ONNX file, from image to class map, or as a page (``.html``).
 
         The file is written only if it predicts what the network predicts.
@@ -214,13 +214,10 @@ class Model:
         Args:
             out: ``….onnx``, or ``….html`` for one HTML file that runs the model in a browser.
             fp16: Store the weights in 16 bits.
-            license: License of the weights, such as ``cc-by-4.0``.
         """
         out = Path(out)
         form: Form = "fp16" if fp16 else "fp32"
-        export_models(
-            [NamedModel(out.stem, self.network, self.info)], out, form=form, license=license
-        )
+        export_models([NamedModel(out.stem, self.network, self.info)], out, form=form)
         return out
 
 

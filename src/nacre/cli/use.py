@@ -11,7 +11,7 @@ from nacre.errors import NacreError
 
 if TYPE_CHECKING:
     from nacre.export import NamedModel
-    from nacre.export.onnx_model import OnnxModel
+    from nacre.export.onnx_file import OnnxModel
     from nacre.predict.files import Summary
 
 
@@ -100,9 +100,6 @@ def export(
         bool, flag("--page", "Write one HTML file that runs the model in a browser.")
     ] = False,
     fp16: Annotated[bool, flag("--fp16", "Store the weights in 16 bits.")] = False,
-    license_: Annotated[
-        str | None, option("NAME", "License of the weights, such as cc-by-4.0.", "--license")
-    ] = None,
 ) -> None:
     """Export a model as an ONNX file, from image to class map, or as a page that runs it."""
     from nacre.export import export_models, find_export
@@ -113,7 +110,7 @@ def export(
     find_export(out)  # a mistake is told before models are opened
     named = [_named(model) for model in models]
     with app.make_console().status("tracing and comparing with torch"):
-        text = export_models(named, out, form="fp16" if fp16 else "fp32", license=license_)
+        text = export_models(named, out, form="fp16" if fp16 else "fp32")
     app.make_console().print(text, soft_wrap=True, highlight=False)
 
 
@@ -158,8 +155,7 @@ def serve(
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
     """Open an ONNX file, or a model that is exported first."""
-    from nacre.export.onnx_file import export_onnx
-    from nacre.export.onnx_model import OnnxModel
+    from nacre.export.onnx_file import OnnxModel, export_onnx
 
     if model.suffix == ".onnx":
         return OnnxModel(model, threads)

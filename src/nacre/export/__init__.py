@@ -1,7 +1,7 @@
-"""Export formats; the ending of the file chooses one.
+"""Export formats; the ending of the output file chooses one.
 
-A form of another package is registered by the entry point group ``nacre.export`` (name = the
-ending of its files without the dot, object = an `ExportFormat`).
+Another package registers a format with the entry point group ``nacre.export`` (name = the ending of
+its files without the dot, object = an `ExportFormat`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,33 +18,24 @@ __all__ = ["EXPORTS", "ExportFormat", "Form", "NamedModel", "export_models", "fi
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """An export format.
+    """An export format, with a function that writes models and returns a sentence about it."""
 
-    Attributes:
-        about: What it is, for people.
-        write: Writes models into a file (models, file, numbers, license of the weights); returns a
-            sentence about it for people.
-    """
-
-    about: str
-    write: Callable[[Sequence[NamedModel], Path, Form, str | None], str]
+    write: Callable[[Sequence[NamedModel], Path, Form], str]
 
 
 EXPORTS: dict[str, ExportFormat] = {
-    "onnx": ExportFormat("one ONNX file, from image to class map", write_onnx),
-    "html": ExportFormat("one HTML file that runs models in a browser", write_page),
+    "onnx": ExportFormat(write_onnx),
+    "html": ExportFormat(write_page),
 }
 
 
 def find_export(out: Path) -> ExportFormat:
-    """Return the form that the ending of a file asks for, if the file can be written."""
+    """Return the format of an output file, after a check that the file can be written."""
     check_can_write(out)
     ending, where = out.suffix[1:].lower(), f"ending of the exported file {out}:"
     return find_entry(EXPORTS, ending, "nacre.export", ExportFormat, "export", where)
 
 
-def export_models(
-    models: Sequence[NamedModel], out: Path, *, form: Form = "fp32", license: str | None = None
-) -> str:
-    """Write models in the form that the file's ending asks for; return a sentence about it."""
-    return find_export(out).write(models, out, form, license)
+def export_models(models: Sequence[NamedModel], out: Path, *, form: Form = "fp32") -> str:
+    """Write models in the format that the file's ending names; return a sentence about it."""
+    return find_export(out).write(models, out, form)

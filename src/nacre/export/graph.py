@@ -1,11 +1,11 @@
-"""A network as one ONNX graph with everything inside: uint8 image of any size in, class map out.
+"""A network as one ONNX graph, from a uint8 image of any size to its class map.
 
     image 1,H,W,3 -> scaled -> windows -> padded -> network -> cut back and upsampled -> argmax
 
-It is the way of `nacre.evaluation.predictor`, in operations that hold for all sizes: an antialiased
-resize and an upsampling are two products with matrices that are computed from the sizes, windows
-are gathered into one batch and their probabilities scattered back. Where the model says so, the
-mirror image is seen, too, and scores are upsampled along the edges of the image.
+The graph computes the same as `nacre.evaluation.predictor`, in operations that work for all sizes.
+An antialiased resize and an upsampling are two products with matrices that are computed from the
+sizes. Windows are gathered into one batch, and their probabilities are added up again. If the model
+uses them, the graph contains the mirror image and the upsampling along the edges of the image.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ OPSET = 20
 
 
 class ImageToClasses(nn.Module):
-    """From an image to its class map and scores, in operations that hold for all sizes.
+    """A predictor as a module that can be traced for all sizes of images.
 
     Args:
-        predictor: how the network sees images; its network is copied.
-        dtype: of its weights and activations.
+        predictor: The predictor; its network is copied.
+        dtype: Type of the weights and activations.
     """
 
     def __init__(self, predictor: Predictor, dtype: torch.dtype = torch.float32) -> None:
@@ -57,7 +57,7 @@ class ImageToClasses(nn.Module):
             elif isinstance(module, WindowPool):
                 module.any_size = True
             elif isinstance(module, Adapter):
-                module.divisor = 1  # images are padded before
+                module.divisor = 1  # this module pads images itself
         self.network = inner.requires_grad_(False).cpu().to(dtype)
         self.mode, self.crop, self.dtype = predictor.mode, predictor.crop, dtype
         self.mirror, self.edges = predictor.mirror, predictor.edges
@@ -71,53 +71,48 @@ class ImageToClasses(nn.Module):
             seen = seen_size((height, width), self.mode, self.crop)
             rows, columns = resize_weights(height, seen[0]), resize_weights(width, seen[1])
             image = rows @ image @ columns.T
-        see = self._through_windows if self.mode == "sliding" else self._whole
-        scores = see(image, guide)
+        score = self._score_windows if self.mode == "sliding" else self._score_whole
+        scores = score(image, guide)
         return scores.argmax(1).to(torch.uint8), scores
 
-    def _whole(self, image: Tensor, guide: Tensor) -> Tensor:
-        """Return the scores of an image at its own size.
-
-        Args:
-            image: 3,h,w, scaled to what the network sees.
-            guide: 3,H,W, the image itself.
-        """
+    def _score_whole(self, image: Tensor, guide: Tensor) -> Tensor:
+        """Return the scores of a scaled image 3,h,w at the size of the image itself, 3,H,W."""
         rows, columns = (padded_places(side, self.alignment) for side in image.shape[1:])
         padded = image[:, rows][:, :, columns][None]
         return self._upsampled(padded, (image.shape[1], image.shape[2]), guide[None])
 
-    def _through_windows(self, image: Tensor, guide: Tensor) -> Tensor:
-        """Return the probabilities of an image, added up over windows of the crop's size."""
+    def _score_windows(self, image: Tensor, guide: Tensor) -> Tensor:
+        """Return the sum of the probabilities of an image over windows of the crop's size."""
         size = (image.shape[1], image.shape[2])
         sides = [smaller(side, self.crop) for side in size]
         starts = [window_starts(side, self.crop)[:, None] for side in size]
         padded = [padded_places(side, self.alignment) for side in sides]
-        # `len` would be a number of this trace and no symbol
-        high, wide = (one.shape[0] for one in padded)
-        down, across = (one.shape[0] for one in starts)
+        # `len` would be a constant of this trace, not a symbol.
+        high, wide = (places.shape[0] for places in padded)
+        down, across = (first.shape[0] for first in starts)
         rows, columns = (a + b for a, b in zip(starts, padded, strict=True))
-        parts = image[:, rows.flatten()][:, :, columns.flatten()]
-        parts = parts.reshape(3, down, high, across, wide).permute(1, 3, 0, 2, 4)
-        parts = parts.reshape(down * across, 3, high, wide)
-        seen = (sides[0], sides[1])
-        scores = self._upsampled(parts, seen, parts[:, :, : sides[0], : sides[1]])
+        windows = image[:, rows.flatten()][:, :, columns.flatten()]
+        windows = windows.reshape(3, down, high, across, wide).permute(1, 3, 0, 2, 4)
+        windows = windows.reshape(down * across, 3, high, wide)
+        inner = (sides[0], sides[1])
+        scores = self._upsampled(windows, inner, windows[:, :, : sides[0], : sides[1]])
         scores = scores.softmax(1).reshape(down, across, -1, *sides).permute(2, 0, 3, 1, 4)
         scores = scores.reshape(-1, down * sides[0], across * sides[1])
-        # Products and no scatter: onnxruntime's threads lose sums where windows overlap.
+        # Products instead of a scatter: onnxruntime's threads lose sums where windows overlap.
         down_to, across_to = (
-            (torch.arange(side)[:, None] == (start + torch.arange(seen)).flatten()).float()
-            for side, start, seen in zip(size, starts, sides, strict=True)
+            (torch.arange(side)[:, None] == (start + torch.arange(window)).flatten()).float()
+            for side, start, window in zip(size, starts, sides, strict=True)
         )
         scores = down_to @ scores @ across_to.T
         return scores[None]
 
-    def _upsampled(self, images: Tensor, seen: tuple[int, int], guide: Tensor) -> Tensor:
-        """Return the scores of padded images, of which so many pixels are seen, as the guide is."""
+    def _upsampled(self, images: Tensor, inner: tuple[int, int], guide: Tensor) -> Tensor:
+        """Return the scores of padded images with the given inner size, at the size of a guide."""
         scores = self._score(images)
         if self.mirror:
             scores = (scores + self._score(images.flip(-1)).flip(-1)) / 2
         scales = [
-            _cells_per_pixel(scores.shape[i], guide.shape[i], seen[i - 2], images.shape[i])
+            _cells_per_pixel(scores.shape[i], guide.shape[i], inner[i - 2], images.shape[i])
             for i in (2, 3)
         ]
         if self.edges:
@@ -132,14 +127,14 @@ class ImageToClasses(nn.Module):
         return scores.float()
 
 
-def _cells_per_pixel(cells: int, pixels: int, seen: int, padded: int) -> Tensor:
-    """Return how many cells an output pixel is wide; all cells cover the padded pixels.
+def _cells_per_pixel(cells: int, pixels: int, inner: int, padded: int) -> Tensor:
+    """Return the width of an output pixel in cells, which together cover the padded pixels.
 
-    Sizes come from the places, so that a graph holds them.
+    Sizes are computed from the places, so that they are part of the graph.
     """
-    # Exporters round what is added to whole numbers
+    # Exporters round sums of whole numbers.
     last, last_pixel = (torch.arange(side, dtype=torch.float32).max() for side in (cells, pixels))
-    return (last + 1) * seen / padded / (last_pixel + 1)
+    return (last + 1) * inner / padded / (last_pixel + 1)
 
 
 def _upsample_weights(inputs: int, outputs: int, scale: Tensor) -> Tensor:
@@ -174,7 +169,7 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
     """Return the graph for images of any size, with the outputs ``classes`` and ``scores``.
 
     Raises:
-        NacreError: the network does something that cannot be traced for all sizes.
+        NacreError: the network cannot be traced for all sizes.
     """
     import_extra("onnx")
     import_extra("onnxscript")
@@ -193,12 +188,12 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as error:  # torch raises many kinds
+    except Exception as error:  # torch raises many types
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         raise NacreError(f"this network cannot be traced for all sizes: {reason}") from error
     assert program is not None
     graph: ModelProto = program.model_proto
-    # The free sides get names, where torch writes symbols and formulas.
+    # The free sides get names; torch writes symbols and formulas.
     image, (classes, scores) = graph.graph.input[0], graph.graph.output
     for value, rows in ((image, 1), (classes, 1), (scores, 2)):
         sides = value.type.tensor_type.shape.dim
@@ -208,7 +203,7 @@ def to_onnx(module: ImageToClasses) -> "ModelProto":
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back what the exporter says of packages that it does not need and of its own ways."""
+    """Silence the exporter's warnings about itself and about optional packages."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,7 +1,7 @@
-"""A model on the Hugging Face hub: its file, and a card that says what it knows and how it tests.
+"""A model on the Hugging Face hub: its file, and a card with its steps, classes and IoUs.
 
-The file holds the state of the method, so that others can teach the model more. Of a path of this
-machine only the last part is uploaded. Class and data names cannot become Markdown or HTML.
+The file contains the state of the method, so that others can add classes to the model. Only the
+last part of a path of this machine is uploaded. Class and data names stay text in the card.
 """
 
 import re
@@ -26,10 +26,10 @@ def push(
     """Upload a model file with a card; return the address of the commit.
 
     Args:
-        file: The model file; the IoUs of metrics beside it go into the card.
-        info: What the file says about its network.
+        file: The model file; the card has the IoUs of ``metrics.json`` beside it.
+        info: The header of the file.
         repository: ``owner/name``; created if it does not exist.
-        private: Whether a new repository is visible to its owners alone.
+        private: Make a new repository private.
         license: License of the weights, such as ``cc-by-4.0``.
     """
     hub = import_extra("huggingface_hub", "hub")
@@ -43,7 +43,7 @@ def push(
             )
     except NacreError:
         raise
-    except Exception as error:  # of the hub, of its HTTP library, of the network
+    except Exception as error:  # the hub, its HTTP library and the network raise many types
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"could not push to {repository}: {reason}") from error
     return str(done.commit_url)
@@ -52,7 +52,7 @@ def push(
 def write_folder(
     folder: Path, file: Path, info: ModelInfo, repository: str, license: str | None
 ) -> None:
-    """Write what is uploaded: the model file without this machine's paths, and the card."""
+    """Write the uploaded files: the model file without this machine's paths, and the card."""
     metrics = file.with_name("metrics.json")
     ious = Measured.load(metrics).iou if metrics.is_file() else {}
     tensors, content = read_tensors(file, MODEL, "cpu")
@@ -61,7 +61,7 @@ def write_folder(
 
 
 def model_card(info: ModelInfo, repository: str, license: str | None, ious: Ious) -> str:
-    """Return the card: front matter that the hub reads, use, steps and classes."""
+    """Return the card: front matter for the hub, an example, steps and classes."""
     hub = import_extra("huggingface_hub", "hub")
     data = hub.ModelCardData(
         library_name="nacre",
@@ -99,31 +99,31 @@ model = nacre.learn("new-data/", start=model, out="grown")  # teach it the next 
 
 def _steps(info: ModelInfo) -> str:
     rows = []
-    for i, one in enumerate(info.history):
-        data = ", ".join(map(str, one.get("data", []))) or "not stated"
-        rows.append([i, ", ".join(one["classes"]), one["images"], data, one.get("method", "?")])
+    for i, step in enumerate(info.history):
+        data = ", ".join(map(str, step.get("data", []))) or "not stated"
+        rows.append([i, ", ".join(step["classes"]), step["images"], data, step.get("method", "?")])
     return _table(["step", "classes", "images", "data", "method"], rows)
 
 
 def _classes(info: ModelInfo, ious: Ious) -> str:
-    steps = [step for step, count in enumerate(info.steps) for _ in range(count)]
     rows = []
-    for i, name in enumerate(info.classes):
+    for i, (name, step) in enumerate(zip(info.classes, info.channels.step_of, strict=True)):
         iou = ious.get(name)
-        rows.append([i, name, steps[i], "–" if iou is None else f"{iou * 100:.1f}"])
+        rows.append([i, name, step, "–" if iou is None else f"{iou * 100:.1f}"])
     return _table(["channel", "class", "step", "IoU, %"], rows)
 
 
-def _table(heads: list[str], rows: list[list[Any]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([markdown_text(str(c)) for c in row] for row in rows)]
+def _table(columns: list[str], rows: list[list[Any]]) -> str:
+    cells = [[markdown_text(str(cell)) for cell in row] for row in rows]
+    lines = [columns, ["---"] * len(columns), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def without_paths(value: Any) -> Any:
-    """Return plain data in which a path of this machine is its last part alone."""
+    """Return plain data with only the last part of every path of this machine."""
     if isinstance(value, dict):
-        return {key: without_paths(one) for key, one in value.items()}
+        return {key: without_paths(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [without_paths(one) for one in value]
+        return [without_paths(item) for item in value]
     is_path = isinstance(value, str) and re.match(r"[/~\\]|[A-Za-z]:[\\/]", value)
     return PureWindowsPath(value).name if is_path else value

@@ -1,8 +1,8 @@
-"""`nacre export --page`: one HTML file with runtime and models inside, and no way out of it.
+"""`nacre export --page`: one HTML file that contains models and a runtime.
 
-The policy in the page's head forbids every request but to what the page itself made, so that
-images cannot leave it. With a server behind it (`nacre serve`) the same page asks that one. ONNX
-Runtime for browsers is fetched once from npm's registry.
+The policy in the page's head forbids every request, so that images cannot leave the page. Behind
+`nacre serve` the same page sends images to its server. ONNX Runtime for browsers is downloaded once
+from npm's registry.
 """
 
 import gzip
@@ -20,8 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from nacre.errors import NacreError
-from nacre.export.onnx_file import Form, NamedModel, make_onnx
-from nacre.export.onnx_model import Metadata, describe
+from nacre.export.onnx_file import Form, Metadata, NamedModel, describe, make_onnx
 from nacre.models.weights import download
 from nacre.utils.io import save, save_text
 from nacre.utils.system import user_cache
@@ -41,12 +40,12 @@ _POLICY = (
 
 
 Described = tuple[str, Metadata]
-"""A model's name for people, and what its ONNX file says about itself."""
+"""A model's name for display, and the metadata of its ONNX file."""
 
 
 @dataclass(frozen=True)
 class WebRuntime:
-    """The parts by which a page runs a model: the program, its glue code and the WebAssembly."""
+    """The parts of ONNX Runtime: the program, its glue code and the WebAssembly."""
 
     script: bytes
     glue: bytes
@@ -54,14 +53,10 @@ class WebRuntime:
 
 
 def web_runtime() -> WebRuntime:
-    """Return the runtime, fetching it at first use.
-
-    Raises:
-        NacreError: it cannot be had.
-    """
+    """Return the runtime, which is downloaded at the first use."""
     cache = user_cache()
     if cache is None:
-        raise NacreError("there is no home folder to keep the runtime in: set XDG_CACHE_HOME")
+        raise NacreError("no home folder to store the runtime in: set XDG_CACHE_HOME")
     folder = cache / f"onnxruntime-web-{VERSION}"
     if not all((folder / name).is_file() for name in _FILES):
         registry = os.environ.get("NPM_CONFIG_REGISTRY") or "https://registry.npmjs.org"
@@ -73,7 +68,7 @@ def web_runtime() -> WebRuntime:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Take the three files out of the archive; nothing else of it is opened or written."""
+    """Extract the three files from the archive and nothing else."""
     with tarfile.open(archive) as package:
         for name in _FILES:
             file = package.extractfile(f"package/dist/{name}")
@@ -81,23 +76,21 @@ def _unpack(archive: Path, folder: Path) -> None:
             save(folder / name, partial(Path.write_bytes, data=file.read()))
 
 
-def write_page(models: Sequence[NamedModel], out: Path, form: Form, license: str | None) -> str:
+def write_page(models: Sequence[NamedModel], out: Path, form: Form) -> str:
     """Write a page that runs models by itself; return a sentence about it."""
     runtime = web_runtime()
-    graphs, shown, compared = [], [], []
+    graphs, comparisons = [], []
     for name, network, info in models:
-        metadata = describe(info, form, license)
-        content, comparison = make_onnx(network, info, metadata)
-        graphs.append(content)
-        shown.append((name, metadata))
-        compared.append(f"; {name} {comparison}")
-    text = make_page(shown, graphs, runtime)
+        graph, comparison = make_onnx(network, info, form)
+        graphs.append(graph)
+        comparisons.append(f"; {name} {comparison}")
+    text = make_page([(model.name, describe(model.info)) for model in models], graphs, runtime)
     save_text(out, text)
-    return f"{out} ({len(text.encode()) / 1e6:.1f} MB, {form}){''.join(compared)}"
+    return f"{out} ({len(text.encode()) / 1e6:.1f} MB, {form}){''.join(comparisons)}"
 
 
 def make_page(models: Sequence[Described], graphs: Sequence[bytes], runtime: WebRuntime) -> str:
-    """Return a page with models and runtime inside."""
+    """Return a page that contains models and the runtime."""
     worker = (TEMPLATES / "worker.js").read_bytes()
     contents = [("runtime", runtime.script), ("worker", b"\n" + worker), ("glue", runtime.glue)]
     contents += [("wasm", runtime.wasm)]
@@ -106,12 +99,15 @@ def make_page(models: Sequence[Described], graphs: Sequence[bytes], runtime: Web
 
 
 def settings_of(models: Sequence[Described]) -> list[dict[str, Any]]:
-    """Return what the page's script needs to know of models."""
-    return [{"name": name, "classes": one.classes, "colors": one.colors} for name, one in models]
+    """Return the models' names, classes and colors for the page's script."""
+    return [
+        {"name": name, "classes": metadata.classes, "colors": metadata.colors}
+        for name, metadata in models
+    ]
 
 
 def served_page(models: Sequence[Described]) -> str:
-    """Return a page that asks the server it came from."""
+    """Return a page that sends images to the server that it came from."""
     return _render(models, None)
 
 
@@ -132,17 +128,16 @@ def _render(models: Sequence[Described], packed: list[tuple[str, str]] | None) -
         about=_about(last),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
-        # Within a script element only this sequence could end it.
+        # Within a script element, only a tag could end it.
         settings=Markup(json.dumps(settings).replace("<", "\\u003c")),
         packed=[(name, Markup(content)) for name, content in packed or []],
     )
 
 
-def _about(said: Metadata) -> str:
-    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in said.history)
-    count = f"{len(said.steps)} steps" if len(said.steps) > 1 else "one step"
-    license = f"License of the weights: {said.license}. Made with nacre {said.version}."
-    return f"Learned in {count}: {steps}. {license}"
+def _about(metadata: Metadata) -> str:
+    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in metadata.history)
+    learned = f"Learned in this order: {steps}. " if steps else ""
+    return f"{learned}Made with nacre {metadata.version}."
 
 
 def _pack(content: bytes) -> str:

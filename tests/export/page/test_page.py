@@ -5,6 +5,7 @@ import io
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,7 @@ from PIL import Image, ImageCms
 
 from export.page.browser import Browser, find_browser
 from nacre.errors import NacreError
-from nacre.export.onnx_file import noise_image
-from nacre.export.onnx_model import OnnxModel
+from nacre.export.onnx_file import OnnxModel, noise_image
 from nacre.export.page import make_page, served_page, web_runtime
 from nacre.export.server import ModelServer
 
@@ -159,8 +159,6 @@ def test_nothing_can_leave_the_page(browser: Browser) -> None:
 
 
 def test_hostile_class_names_stay_text(opened: OnnxModel, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     name = "</script><script>alert(1)</script>"
     said = replace(opened.metadata, classes=["background", name, *opened.metadata.classes[2:]])
     text = served_page([(name, said)])
