@@ -53,7 +53,7 @@ def outcome(work) -> str:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    shared_folder.PATIENCE_SECONDS = 0.5
+    shared_folder.SHARED_FOLDER_SECONDS = 0.5
     config = tiny_config()
     often = tiny_config(train={"epochs": 3})
     own = folder / f"of-rank-{RANK}"

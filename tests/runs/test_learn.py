@@ -214,7 +214,7 @@ def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
         ("metrics.json", "[]", "input should be"),
         ("metrics.json", '{"step": 0}', "iou: missing"),
         ("metrics.json", '{"iou": {"cat": 7}}', "iou.cat: input should be less than or equal to 1"),
-        ("seen.json", '{"tests": 1.5}', "tests: input should be a valid list"),
+        ("metrics.json", '{"tests": 1.5}', "tests: input should be a valid list"),
         ("seen.json", '{"classes": [-1]}', "classes.0: input should be a valid string"),
     ],
 )

@@ -101,5 +101,5 @@ def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
         run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(2))
     kept = (out / "exemplars.csv").read_text().splitlines()
     (out / "exemplars.csv").write_text("\n".join(kept[:-1]) + "\n")
-    with pytest.raises(NacreError, match="the images that are kept would be others"):
+    with pytest.raises(NacreError, match="the memory would hold other images"):
         run_scenario(tiny_config(**MEMORY), out)

@@ -52,7 +52,7 @@ def test_the_error_of_the_main_process_is_everybodys_and_said_once(pair):
 def test_a_run_folder_that_is_not_shared_is_refused_at_the_start(pair, case):
     folder, (main, other) = pair
     assert main[case].startswith("NacreError: the run folder")
-    assert "is not shared: process 1 sees nothing of what the main one wrote there" in main[case]
+    assert "is not shared: process 1 sees nothing of what the main process wrote" in main[case]
     assert other[case].startswith("ReportedElsewhere")
     assert not list(folder.glob("of-rank-*/*/step-*"))
 

@@ -34,7 +34,7 @@ LARGE = [{0: 5000, 3: 5000}] * 9
     ],
 )
 def test_a_new_class_is_judged_by_its_iou(iou, word):
-    found = judge(step(*LARGE), 16, {"bird": iou}, {}, None)["bird"]
+    found = judge(step(*LARGE), 16, {"bird": iou}, {}, {})["bird"]
     assert found["word"] == word
     assert bool(found["reason"]) == (word != "learned")
 
@@ -51,13 +51,13 @@ def test_a_new_class_is_judged_by_its_iou(iou, word):
 def test_a_class_that_was_not_learned_has_the_likely_reason(counts, reason):
     import re
 
-    found = judge(step(*counts), 16, {"bird": 0.0}, {}, None)["bird"]
+    found = judge(step(*counts), 16, {"bird": 0.0}, {}, {})["bird"]
     assert re.search(reason, found["reason"]), found
 
 
 @pytest.mark.parametrize("counts", [LARGE, [{0: 49900, 3: 100}] * 9])
 def test_more_updates_are_not_advised_where_none_were_made(counts):
-    found = judge(step(*counts), 4, {"bird": 0.0}, {}, None, has_updates=False)["bird"]
+    found = judge(step(*counts), 4, {"bird": 0.0}, {}, {}, has_updates=False)["bird"]
     assert "label more" in found["reason"]
     assert "updates" not in found["reason"]
 
@@ -75,6 +75,6 @@ def test_more_updates_are_not_advised_where_none_were_made(counts):
     ],
 )
 def test_an_old_class_is_judged_by_what_it_lost(now, was, agreement, word):
-    agreed = None if agreement is None else {"cat": agreement}
+    agreed = {} if agreement is None else {"cat": agreement}
     found = judge(step(*LARGE), 16, {"cat": now, "bird": 0.9}, {"cat": was}, agreed)
     assert found["cat"]["word"] == word

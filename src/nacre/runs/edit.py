@@ -1,15 +1,15 @@
-"""Forgetting and merging what the ledger learned: rows of sums are dropped or joined, heads solved.
+"""Forgetting and merging of models that the ledger learned: rows of sums are dropped or joined.
 
 A model of the ledger is its backbone, which never changes, and rows of sums by step and class. So
 
-    forget a step      the rows of all other steps
-    forget a folder    the rows of all other folders of the step
-    forget a class     the rows of all other classes, as if its pixels had been ignored
-    merge models       the rows of all of them; steps of a start that they share count once
+    forget a step      drops the rows of the step
+    forget a folder    drops the rows of a folder of the step
+    forget a class     drops the rows of a class, as if its pixels had been ignored
+    merge models       joins the rows of all of them; steps of a common start count once
 
-and the head that follows from these rows is that of a model which learned from the same pixels and
-no others. What an edit cannot change are masks: background that a model took for a known class,
-before a step was learned, was not counted in it (`nacre.methods.ledger`).
+and the head solved from the remaining rows is that of a model which learned from the same pixels
+only. An edit cannot change masks: background that a model took for a known class before a step was
+learned was not counted in that step (`nacre.methods.ledger`).
 """
 
 import copy
@@ -46,13 +46,7 @@ from nacre.models.network import Network
 
 @dataclass(frozen=True)
 class LedgerModel:
-    """A model with its sums.
-
-    Attributes:
-        network: its network.
-        info: what its file says about it.
-        sums: its rows; their steps are places in the history.
-    """
+    """A model with its sums; the steps of their rows are positions in the history."""
 
     network: Network
     info: ModelInfo
@@ -60,7 +54,7 @@ class LedgerModel:
 
     @property
     def ridge(self) -> float:
-        """The ridge of the method's config."""
+        """The ridge in the method's config."""
         section = self.info.config.get("method", {})
         config = check(find_method(str(section.get("name", "ledger"))).Config, section)
         if not isinstance(config, SumsConfig):
@@ -69,14 +63,11 @@ class LedgerModel:
 
 
 def open_ledger(path: Path, given: nn.Module | None = None) -> LedgerModel:
-    """Read a model that the ledger learned.
+    """Read a model that the ledger learned; refuse a model of a method that keeps no sums.
 
     Args:
-        path: its file, or a folder that holds it.
-        given: what it was learned from, if its file alone cannot build it.
-
-    Raises:
-        NacreError: another method did, which keeps no sums.
+        path: The model file, or a folder that contains it.
+        given: The user's network, if the file alone cannot build it.
     """
     file = find_model(path)
     network, info, state = load_model(file, network=given)
@@ -101,7 +92,7 @@ def save_ledger(model: LedgerModel, out: Path) -> Path:
 
 
 def forget_step(model: LedgerModel, step: int) -> LedgerModel:
-    """Return the model that never learned a step, given its place in the history."""
+    """Return the model without a step, given by its position in the history."""
     history = model.info.history
     if not 0 <= step < len(history):
         raise NacreError(f"there is no step {step}: the model has steps 0 to {len(history) - 1}")
@@ -109,37 +100,37 @@ def forget_step(model: LedgerModel, step: int) -> LedgerModel:
         raise NacreError(f"step {step} was not learned by the ledger, and cannot be forgotten")
     kept = model.sums.keep(model.sums.step != step)
     sums = replace(kept, step=kept.step - (kept.step > step).long())
-    entries = [one for i, one in enumerate(history) if i != step]
+    entries = [entry for i, entry in enumerate(history) if i != step]
     return _without(model, sums, entries)
 
 
 def forget_folder(model: LedgerModel, name: str, step: int | None = None) -> LedgerModel:
-    """Return the model that never learned from a data folder.
+    """Return the model without a data folder.
 
     Args:
-        model: the model.
-        name: the folder's name, as `nacre history` shows it.
-        step: the step's place in the history, where several learned from folders of this name.
+        model: The model.
+        name: The folder's name, as `nacre history` shows it.
+        step: The position of the step, if several learned from folders of this name.
     """
     history = model.info.history
-    places = [i for i, one in enumerate(history) if name in one["data"] and step in (None, i)]
-    if len(places) != 1:
-        named = sorted({one for entry in history for one in entry["data"]})
-        if not places:
-            where = f"step {step}" if step is not None else "the model"
-            raise NacreError(
-                f"{where} did not learn from a folder {name!r}; the folders are {', '.join(named)}"
-            )
+    steps = [i for i, e in enumerate(history) if name in e["data"] and step in (None, i)]
+    if not steps:
+        where = f"step {step}" if step is not None else "the model"
+        folders = sorted({folder for entry in history for folder in entry["data"]})
         raise NacreError(
-            f"the steps {', '.join(map(str, places))} learned from a folder {name!r}; "
+            f"{where} did not learn from a folder {name!r}; the folders are {', '.join(folders)}"
+        )
+    if len(steps) > 1:
+        raise NacreError(
+            f"the steps {', '.join(map(str, steps))} learned from a folder {name!r}; "
             "name the step, too"
         )
-    entry = history[places[0]]
+    entry = history[steps[0]]
     if entry["data"].count(name) > 1:
-        raise NacreError(f"step {places[0]} learned from several folders called {name!r}")
+        raise NacreError(f"step {steps[0]} learned from several folders called {name!r}")
     if len(entry["data"]) == 1:
-        return forget_step(model, places[0])
-    return _without_folder(model, places[0], entry["data"].index(name))
+        return forget_step(model, steps[0])
+    return _without_folder(model, steps[0], entry["data"].index(name))
 
 
 def _without_folder(model: LedgerModel, step: int, folder: int) -> LedgerModel:
@@ -149,38 +140,35 @@ def _without_folder(model: LedgerModel, step: int, folder: int) -> LedgerModel:
     later = (kept.step == step) & (kept.folder > folder)
     entry = dict(model.info.history[step])
     for key in ("data", "folder_images"):
-        entry[key] = [one for i, one in enumerate(entry[key]) if i != folder]
+        entry[key] = [value for i, value in enumerate(entry[key]) if i != folder]
     entry["images"] = sum(entry["folder_images"])
-    entry["hidden"] = {
-        name: hides for name, hides in entry["hidden"].items() if name in entry["data"]
-    }
-    channels = set(kept.channel.tolist())
-    left = [model.info.classes[c] for c in channels]
+    entry["hidden"] = {name: x for name, x in entry["hidden"].items() if name in entry["data"]}
+    left = [model.info.classes[c] for c in set(kept.channel.tolist())]
     entry["classes"] = [name for name in entry["classes"] if name in left]
-    history = [entry if i == step else one for i, one in enumerate(model.info.history)]
+    history = [entry if i == step else e for i, e in enumerate(model.info.history)]
     return _without(model, replace(kept, folder=kept.folder - later.long()), history)
 
 
 def forget_class(model: LedgerModel, name: str) -> LedgerModel:
-    """Return the model that never learned a class, as if its pixels had been ignored."""
+    """Return the model without a class, as if its pixels had been ignored."""
     classes = model.info.classes
     if name not in classes[1:]:
         raise NacreError(
             f"the model knows no class {name!r}{did_you_mean(name, classes[1:])}; it knows "
             f"{', '.join(classes[1:])}"
         )
-    if not bool((model.sums.channel == classes.index(name)).any()):
+    is_class = model.sums.channel == classes.index(name)
+    if not bool(is_class.any()):
         raise NacreError(f"{name!r} was not learned by the ledger, and cannot be forgotten")
-    sums = model.sums.keep(model.sums.channel != classes.index(name))
     entries = [
-        {**one, "classes": [other for other in one["classes"] if other != name]}
-        for one in model.info.history
+        {**entry, "classes": [other for other in entry["classes"] if other != name]}
+        for entry in model.info.history
     ]
-    return _without(model, sums, entries)
+    return _without(model, model.sums.keep(~is_class), entries)
 
 
 def merge(models: Sequence[LedgerModel]) -> LedgerModel:
-    """Return the model that learned what several models on one backbone learned."""
+    """Return the model that learned everything that several models on one backbone learned."""
     if len(models) < 2:
         raise NacreError("one model cannot be merged; give at least two")
     merged = models[0]
@@ -191,7 +179,7 @@ def merge(models: Sequence[LedgerModel]) -> LedgerModel:
 
 
 def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
-    """Join the rows of two models; classes of one name are one class."""
+    """Join the rows of two models; classes of the same name are one class."""
     names = list(dict.fromkeys([*one.info.classes, *other.info.classes]))
     shared = _shared_steps(one, other)
     channels = torch.tensor([names.index(name) for name in other.info.classes])
@@ -214,7 +202,7 @@ def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
 
 
 def _shared_steps(one: LedgerModel, other: LedgerModel) -> int:
-    """Return how many first steps two models have in common, from the model both started from."""
+    """Return the number of first steps that two models share, because both started from them."""
     count = 0
     for a, b in zip(one.info.history, other.info.history, strict=False):
         mine, theirs = (model.sums.keep(model.sums.step == count) for model in (one, other))
@@ -246,14 +234,14 @@ def _check_alike(one: LedgerModel, other: LedgerModel) -> None:
 
 
 def _unchanged(network: Network) -> nn.Module:
-    """Return the part of a network that no step of the ledger changes."""
+    """Return the module of a network that the ledger never changes."""
     if isinstance(network, Adapter):
         return network.model
     return deeplab(network).backbone
 
 
 def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
-    """Return the channels that each group of another model adds, without empty groups."""
+    """Return how many channels each group of the other model adds, without empty groups."""
     added, first = [], 0
     for count in other.steps:
         group = other.classes[first : first + count]
@@ -263,7 +251,7 @@ def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
 
 
 def _without(model: LedgerModel, sums: Sums, history: list[dict[str, Any]]) -> LedgerModel:
-    """Return the model of fewer rows, without the channels that have lost all of theirs."""
+    """Return the model with fewer rows, without the channels that have no row left."""
     lost = set(model.sums.channel.tolist()) - set(sums.channel.tolist()) - {0}
     kept = [c for c in range(len(model.info.classes)) if c not in lost]
     if len(kept) < 2 or not len(sums):
@@ -283,7 +271,7 @@ def _without(model: LedgerModel, sums: Sums, history: list[dict[str, Any]]) -> L
 
 
 def _kept_groups(steps: Sequence[int], kept: Sequence[int]) -> list[int]:
-    """Return how many channels of each group are kept; the background is in the first."""
+    """Return how many channels of each group stay; the background is in the first."""
     counts, first = [], 0
     for count in steps:
         counts.append(sum(first <= c < first + count for c in kept if c))
@@ -297,7 +285,7 @@ def _numbered(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
-    """Return a model with the head that follows from sums."""
+    """Return a model with the head solved from its sums."""
     network = copy.deepcopy(model.network)
     if isinstance(network.ledger, RestHead):
         assert isinstance(network.config, AdapterConfig)
@@ -314,9 +302,9 @@ def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
 
 @torch.no_grad()
 def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: ModelInfo) -> None:
-    """Give a decoder the channels of other classes; one that it does not know is background.
+    """Rearrange a decoder's channels; a class that it does not know is part of its background.
 
-    Its row begins as the background's (eq. 8, 9), as that of a new class does.
+    The row of such a class begins as the background's (eq. 8, 9), like that of a new class.
     """
     places = torch.tensor([before.index(name) if name in before else 0 for name in info.classes])
     lacks = torch.tensor([name not in before for name in info.classes])
@@ -327,7 +315,7 @@ def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: 
     network.classifier.set_rows(weight[places], bias[places])
     ledger.classifier = _rows(ledger.classifier, info.steps)
     ledger.learned = ledger.learned[places] & ~lacks
-    # What is gone was background, too; what is new to the decoder is background.
+    # Classes that are gone were background, too; those new to the decoder are background.
     origins = torch.where(lacks, 0, ledger.origins[places][:, places])
     gone = [i for i, name in enumerate(before) if name not in info.classes]
     origins[:, 0] += ledger.origins[places][:, gone].sum(1)
@@ -335,5 +323,5 @@ def _arrange(network: DeepLab, ledger: LedgerHead, before: Sequence[str], info: 
 
 
 def _rows(like: Classifier, steps: Sequence[int]) -> Classifier:
-    """Return rows for other channels, which nobody has solved for yet."""
+    """Return a classifier for other channels, whose rows are not solved yet."""
     return Classifier(like.in_channels, list(steps)).eval()

@@ -1,4 +1,4 @@
-"""Testing a saved model again, under the conventions of its run or under others."""
+"""Tests of a saved model, under the conventions of its run or under others."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,18 +27,18 @@ def evaluate_checkpoint(
 ) -> dict[str, Any]:
     """Test the model at a path with its own config, changed by plain values and ``a.b=value``.
 
-    A model of `nacre learn` is tested on its own folders, or on the one that ``data.root`` names.
+    A model of `nacre learn` is tested on its own folders, or on the folder ``data.root``.
     """
     network, info, _ = load_model(find_model(path))
-    kept, is_run, root = info.config, "scenario" in info.config, values.get("data", {}).get("root")
+    plain, is_run, root = info.config, "scenario" in info.config, values.get("data", {}).get("root")
     if not is_run:
         values = {} if root is None else {"data": [root], "tests": []}
-        kept = kept if root is None else {**kept, "rename": {}}
-    for one in (values, *map(parse_assignment, assignments)):
-        kept = deep_merge(kept, one)
+        plain = plain if root is None else {**plain, "rename": {}}
+    for changes in (values, *map(parse_assignment, assignments)):
+        plain = deep_merge(plain, changes)
     if not is_run:
-        return _evaluate(resolve(LearnConfig, kept), network, info, is_own=root is None)
-    config = resolve(RunConfig, kept)
+        return _evaluate(resolve(LearnConfig, plain), network, info, is_own=root is None)
+    config = resolve(RunConfig, plain)
     data, dist = open_scenario(config), init_distributed(config.train.device)
     step = len(info.steps) - 1
     _check_classes(path, info.classes, data, step)
@@ -46,20 +46,20 @@ def evaluate_checkpoint(
 
 
 def evaluate_on_folder(network: Network, info: ModelInfo, folder: Path) -> dict[str, Any]:
-    """Test a model, however it was learned, on the test images of a data folder.
-
-    It is seen as `nacre predict` sees it, and labels count as in its own tests.
-    """
+    """Test any model on the test images of a data folder, as `nacre predict` shows them to it."""
     sections = ("images", "labels", "train")
-    kept: dict[str, Any] = {key: info.config[key] for key in sections if key in info.config}
-    seen = {"eval_mode": info.predict_mode, "crop_size": info.crop}
-    place = {"device": next(network.parameters()).device.type}
-    changed = deep_merge(kept, {"images": seen, "train": place, "data": [str(folder)]})
-    return _evaluate(resolve(LearnConfig, changed), network, info, is_own=False)
+    own: dict[str, Any] = {key: info.config[key] for key in sections if key in info.config}
+    changes = {
+        "images": {"eval_mode": info.predict_mode, "crop_size": info.crop},
+        "train": {"device": next(network.parameters()).device.type},
+        "data": [str(folder)],
+    }
+    config = resolve(LearnConfig, deep_merge(own, changes))
+    return _evaluate(config, network, info, is_own=False)
 
 
 def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) -> None:
-    """Refuse data whose classes are not those of the model."""
+    """Refuse data with other classes than the model."""
     wanted = list(data.scenario.classes.names(step)) if step < data.num_steps else []
     if wanted != known:
         raise NacreError(
@@ -72,34 +72,32 @@ def _check_classes(path: Path, known: list[str], data: ScenarioData, step: int) 
 def _evaluate(
     config: LearnConfig, network: Network, info: ModelInfo, *, is_own: bool
 ) -> dict[str, Any]:
-    """Test a model on folders: on its own and those given for testing, or on others."""
-    own = open_folders(config.data) if is_own else []
-    sets = [LabeledSet(name, source, config.rename) for name, source in own]
-    given = open_tests(config.tests if is_own else config.data, config.rename)
+    """Test a model on its own folders and test folders, or on others."""
+    folders = open_folders(config.data) if is_own else []
+    sets = tuple(LabeledSet(name, source, config.rename) for name, source in folders)
+    tests = tuple(open_tests(config.tests if is_own else config.data, config.rename))
     channels = info.channels
-    data = LearnData(
-        tuple(sets), tuple(given), channels, (), config.images, config.seed, config.labels
-    )
+    data = LearnData(sets, tests, channels, (), config.images, config.seed, config.labels)
     dist = init_distributed(config.train.device)
     predictor = whole_predictor(network.to(dist.device), config.images)
     one_pass = Pass(config.train, dist)
-    tests = LearnTests(data, config).compare(predictor, channels, None, one_pass).after
-    if not tests:
-        named = sorted({name for one in (*sets, *given) for name in one.names.values()})
+    figures = LearnTests(data, config).compare(predictor, channels, None, one_pass).after
+    if not figures:
+        named = sorted({name for dataset in (*sets, *tests) for name in dataset.names.values()})
         raise NacreError(
             "no test image has a pixel of a class that the model knows; the data name "
             f"{', '.join(named)}"
         )
-    iou, step = class_ious(tests), len(info.steps) - 1
+    iou, step = class_ious(figures), len(info.steps) - 1
     learned = dict(zip(channels.names, channels.step_of, strict=True))
     new = [name for name in channels.names[1:] if learned[name] == step]
     old = [name for name in channels.names[1:] if learned[name] < step]
     return {
         "step": step,
         "classes": info.classes,
-        "images": sum(test["images"] for test in tests),
+        "images": sum(test["images"] for test in figures),
         "iou": iou,
         "mean_iou": mean_ious(iou, old, new),
-        "tests": tests,
-        "conventions": config.measured_under(),
+        "tests": figures,
+        "conventions": config.conventions(),
     }

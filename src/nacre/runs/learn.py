@@ -1,16 +1,15 @@
-"""`nacre learn`: one step for a model that exists, or the first one, in a folder of its own.
+"""`nacre learn`: one step that continues a model, or makes the first one, in a folder of its own.
 
     config = learn_config(overrides={"data": ["birds"], "start": "models/pets"})
     metrics = learn_in_folder(open_step(config), Path("models/birds"))
 
-Calling it again on the same folder goes on where it stopped. Nothing but the start model and the
-new data is read: neither an old image nor an old label.
+Calling it again on the same folder resumes. It reads only the start model and the new data, neither
+old images nor old labels.
 """
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -39,8 +38,8 @@ from nacre.training.presets import fit_to
 from nacre.utils.device import choose_device
 from nacre.utils.distributed import explain_lost_process, init_distributed
 
-EVERY = ":all"
-"""What a folder's name ends in if its training images are to be tested, too."""
+WHOLE = ":all"
+"""The end of a test folder's name if its training images are tested, too."""
 
 
 def learn_config(
@@ -48,29 +47,29 @@ def learn_config(
     preset: str | None = None,
     file: Path | None = None,
     assignments: Iterable[str] = (),
-    overrides: Mapping[str, Any],
+    overrides: Mapping[str, object],
     network: nn.Module | None = None,
 ) -> LearnConfig:
-    """Build the config of a step from what fits the machine and what is given.
+    """Build the config of a step; without a preset it fits the machine and the data.
 
     Args:
-        preset: Instead of what fits the machine.
+        preset: The name of a preset.
         file: A YAML file.
-        assignments: Of the option --set.
+        assignments: ``a.b=value`` strings of the option --set.
         overrides: Named options, such as `data` and `start`.
-        network: What the start model was learned from, if its file alone cannot build it.
+        network: The user's network, if the start model's file alone cannot build it.
     """
     written = read_written(file, overrides, assignments)
     if not written.get("data"):
         raise NacreError("no data: give one or more folders with images/, masks/, classes.yaml")
-    given = resolve(LearnConfig, {key: written.get(key) for key in ("data", "start")})
+    paths = resolve(LearnConfig, {key: written.get(key) for key in ("data", "start")})
     info, has_backbone = None, True
-    if given.start is not None:
-        start = find_model(given.start)
+    if paths.start is not None:
+        start = find_model(paths.start)
         written, info = {**written, "start": str(start)}, read_info(start)
         if not is_own_network(info.model):
             has_backbone = "backbone" in load_model(start, network=network)[0].provides
-    num_images = sum(len(source.index("train")) for _, source in open_folders(given.data))
+    num_images = sum(len(source.index("train")) for _, source in open_folders(paths.data))
     train = written.get("train")
     device = train.get("device", "auto") if isinstance(train, Mapping) else "auto"
     fit = fit_to(choose_device(str(device)), num_images, has_backbone=has_backbone)
@@ -78,24 +77,24 @@ def learn_config(
 
 
 def open_step(config: LearnConfig, network: nn.Module | None = None) -> Step:
-    """Open the data of a step and the model that it continues; return the step.
+    """Open the data and the start model of a step.
 
     Args:
-        config: What is learned, and how.
-        network: What the start model was learned from, if its file alone cannot build it.
+        config: The config of the step.
+        network: The user's network, if the start model's file alone cannot build it.
     """
     dist = init_distributed(config.train.device)
     info = read_info(config.start) if config.start else None
     before = info.channels if info else None
     with explain_lost_process(dist):
-        # The main process reads the index first, the others then find it.
+        # The main process reads the index first; the others then find it on the disk.
         dist.on_main(lambda: bool(open_learn_data(config, before)))
         data = open_learn_data(config, before)
     images = data.train_dataset()
     about = {
-        "data": [one.name for one in data.sets],
-        "folder_images": [len(one) for one in images.folders],
-        "hidden": {one.name: data.training_mapping(one).hidden for one in data.sets},
+        "data": [dataset.name for dataset in data.sets],
+        "folder_images": [len(folder) for folder in images.folders],
+        "hidden": {dataset.name: data.training_mapping(dataset).hidden for dataset in data.sets},
         "when": "",
     }
     tests = LearnTests(data, config, network)
@@ -112,13 +111,13 @@ def learn_in_folder(
     observers: Iterable[Observer] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Metrics:
-    """Learn a step in a folder and test it, each unless that was done; return its metrics.
+    """Learn and test a step of `open_step` in a folder, unless that was done; return its metrics.
 
     Args:
-        step: What `open_step` returned.
+        step: The step.
         out: The folder.
-        observers: Receive the events.
-        should_stop: Whether the user wants to stop.
+        observers: Functions that are called with every event.
+        should_stop: Function that returns True to stop.
     """
     folder, start = RunFolder(out, one_step=True), step.config.start
     data: LearnData = step.tests.data
@@ -127,7 +126,7 @@ def learn_in_folder(
     (metrics,) = run_steps(
         [step],
         folder,
-        about=", ".join(one.name for one in data.sets),
+        title=", ".join(dataset.name for dataset in data.sets),
         fingerprint={"start": digest, **data.fingerprint()},
         observers=observers,
     )
@@ -143,7 +142,7 @@ def describe(step: Step) -> list[str]:
 def _method_line(config: LearnConfig) -> str:
     method, title = config.method, find_entry(config.method.name).title
     always = ["backbone"] if method.freeze_step_0 and "backbone" not in method.freeze else []
-    frozen = [one.replace("_", " ") for one in (*always, *method.freeze)] if config.start else []
+    frozen = [x.replace("_", " ") for x in (*always, *method.freeze)] if config.start else []
     return f"method {title}" + (f"; frozen: {', '.join(frozen)}" if frozen else "")
 
 
@@ -158,74 +157,33 @@ def _network_line(config: LearnConfig, device: str) -> str:
 
 
 def _length_line(step: Step) -> str:
-    kind, count = find_method(step.config.method.name), step.num_images
-    if not kind.learns_by_gradient:
+    method, count = find_method(step.config.method.name), step.num_images
+    if not method.learns_by_gradient:
         return "one pass over the images, no updates"
-    if kind.holds_out and count < MIN_IMAGES_TO_HOLD_OUT:
+    if method.holds_out and count < MIN_IMAGES_TO_HOLD_OUT:
         few = f"fewer than {MIN_IMAGES_TO_HOLD_OUT} images are too few to train the decoder"
         return f"the ledger in one pass over the images; {few}"
     times = step.iterations * step.sampler.batch_size / max(1, count)
     length = f"{step.iterations:,} updates, each of the {count:,} images about {times:.0f} times"
     length += " (--set train.iterations=… for another length)"
-    if kind.holds_out:
+    if method.holds_out:
         first = "first the ledger in one pass over the images, then the decoder"
         return f"{first}: {length}; kept if held-out images gain"
     return length
 
 
-def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:
-    """Open folders given for testing; each is tested on its test images, or on all if asked for.
-
-    Raises:
-        NacreError: one has no class or no test image.
-    """
-    plain = [Path(str(path).removesuffix(EVERY)) for path in paths]
-    found = []
-    for path, (name, source) in zip(paths, open_folders(plain), strict=True):
-        one = LabeledSet(name, source, rename, is_whole=path.name.endswith(EVERY))
-        if not one.labeled:
-            raise NacreError(f"--test {name}: no image there has a pixel of a class")
-        if not (len(one.val_index) or one.is_whole):
-            raise NacreError(
-                f"--test {name}: none of its images is for testing; to test all of them say "
-                f"{name}{EVERY}"
-            )
-        found.append(one)
-    return found
-
-
-def open_folders(paths: Sequence[Path]) -> list[tuple[str, Source]]:
-    """Open data folders; each gets the name of its folder."""
-    names = [set_name(path) for path in paths]
-    check_names(names)
-    return [
-        (name, open_source(FolderConfig(root=path)))
-        for name, path in zip(names, paths, strict=True)
-    ]
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse two data folders of one name."""
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise NacreError(
-            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
-            "can tell them apart"
-        )
-
-
 def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
-    """Open the data of a step for a model that has these channels (None without a model)."""
+    """Open the data of a step that continues a model with these channels (None: no model)."""
     sets = rename_classes(open_folders(config.data), config.rename)
     tests = open_tests(config.tests, config.rename)
-    check_names([one.name for one in (*sets, *tests)])
-    for one in sets:
-        if not one.labeled:
-            raise NacreError(f"{one.name} labels nothing: no mask holds a pixel of a class")
-        if not len(one.train_index):
+    _check_names([dataset.name for dataset in (*sets, *tests)])
+    for dataset in sets:
+        if not dataset.labeled:
+            raise NacreError(f"{dataset.name} labels nothing: no mask holds a pixel of a class")
+        if not len(dataset.train_index):
             raise NacreError(
-                f"{one.name} has no training images: without train.txt and val.txt one in five "
-                f"is for testing, and so are its {len(one.val_index):,}; write both lists"
+                f"{dataset.name} has no training images: without train.txt and val.txt one in five "
+                f"is for testing, and so are its {len(dataset.val_index):,}; write both lists"
             )
     new = choose_new_classes(sets, before.names if before else (), config.classes, config.new)
     return LearnData(
@@ -237,3 +195,38 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
         seed=config.seed,
         policy=config.labels,
     )
+
+
+def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:
+    """Open folders for testing; their test images are tested, or all of them for ``NAME:all``."""
+    plain = [Path(str(path).removesuffix(WHOLE)) for path in paths]
+    datasets = []
+    for path, (name, source) in zip(paths, open_folders(plain), strict=True):
+        dataset = LabeledSet(name, source, rename, is_whole=path.name.endswith(WHOLE))
+        if not dataset.labeled:
+            raise NacreError(f"--test {name}: no image there has a pixel of a class")
+        if not (len(dataset.val_index) or dataset.is_whole):
+            raise NacreError(
+                f"--test {name}: none of its images is for testing; to test all of them, give "
+                f"{name}{WHOLE}"
+            )
+        datasets.append(dataset)
+    return datasets
+
+
+def open_folders(paths: Sequence[Path]) -> list[tuple[str, Source]]:
+    """Open data folders, each with the name of its folder."""
+    names = [set_name(path) for path in paths]
+    _check_names(names)
+    sources = (open_source(FolderConfig(root=path)) for path in paths)
+    return list(zip(names, sources, strict=True))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Refuse two data folders of one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise NacreError(
+            f"two data folders are named {twice[0]!r}; give them different names, so that tables "
+            "can tell them apart"
+        )

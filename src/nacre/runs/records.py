@@ -1,7 +1,7 @@
-"""The JSON files of a run, checked when they are read: of which type, how large, what fits to what.
+"""The JSON files of a run: their types and limits, checked when a file is read.
 
-A file that somebody changed or that a failing disk damaged is one sentence with its place, and no
-figure that cannot be (an IoU of 700 %) ever reaches a table.
+A changed or damaged file ends in one sentence that names the place, and an impossible figure (an
+IoU of 700 %) never reaches a table.
 """
 
 from pathlib import Path
@@ -20,29 +20,35 @@ Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """A file; what this version does not know in it is left alone."""
+    """A JSON file; keys that this version does not know are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file; say what does not fit in it."""
+        """Read and check a file."""
         return check(cls, load_json(path), f"{path} is not nacre's")
 
     def plain(self) -> dict[str, Any]:
-        """Return the content as it was read."""
+        """Return the content as plain data."""
         return self.model_dump(mode="json")
 
 
-class StepMetrics(Record):
-    """The test figures of a network after a step."""
+class Measured(Record):
+    """The test figures after a step, of a run or of `nacre learn`."""
 
     step: Count
     classes: list[Name] = Field(min_length=1, max_length=65_536)
+    images: Count
     iou: dict[Name, Share | None]
     mean_iou: dict[Name, Share | None]
+    conventions: dict[Name, Any] = {}
+
+
+class StepMetrics(Measured):
+    """The test figures after a step of a run."""
+
     confusion: list[list[Count]]
-    images: Count
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -55,7 +61,7 @@ class StepMetrics(Record):
 
 
 class Summary(Record):
-    """The summary of all steps of a run."""
+    """The test figures of a run over all of its steps."""
 
     scenario: Name
     method: Name
@@ -82,32 +88,32 @@ class Summary(Record):
 
 
 class Start(Record):
-    """One start of a run: when, how, with what."""
+    """A start of a run: its time, command, versions and machine."""
 
     time: Name = ""
 
 
 class Starts(Record):
-    """Every start of a run."""
+    """All starts of a run."""
 
     starts: list[Start]
 
 
 class Images(Record):
-    """Images, by their number and the digest of their names."""
+    """A list of images: their number and the digest of their names."""
 
     images: Count
     sha256: Digest
 
 
 class LearnedImages(Images):
-    """The images of a step, and its classes by label."""
+    """The training images of a step, and its classes by label."""
 
     classes: dict[Name, Name] = Field(min_length=1)
 
 
 class Fingerprint(Record):
-    """The data that a run is learned from and tested on."""
+    """The data that a run trains and tests on."""
 
     background: int | None
     steps: list[LearnedImages] = Field(min_length=1)
@@ -116,12 +122,12 @@ class Fingerprint(Record):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if len(self.steps) != len(self.tests):
-            raise ValueError("`steps` and `tests` are not of the same steps")
+            raise ValueError("`steps` and `tests` have different lengths")
         return self
 
 
 class TestSet(Record):
-    """The test figures of a model on a folder of `nacre learn`: by class the IoU and its pixels."""
+    """The test figures of a model on a folder of `nacre learn`: IoU and pixel counts by class."""
 
     name: Name
     images: Count
@@ -136,34 +142,22 @@ class TestSet(Record):
         return self
 
 
-class Measured(Record):
-    """The figures that the metrics of a step have in common, of a run or of `nacre learn`."""
-
-    step: Count
-    classes: list[Name] = Field(min_length=1, max_length=65_536)
-    images: Count
-    iou: dict[Name, Share | None]
-    mean_iou: dict[Name, Share | None]
-    conventions: dict[Name, Any] = {}
-    tests: list[TestSet] = []
-
-
 class Agreement(Record):
-    """The share of the start model's predictions that the new model still makes."""
+    """The agreement of the start model with the new one, by class."""
 
     images: Count
     iou: dict[Name, Share]
 
 
 class Verdict(Record):
-    """A word for a class after a step, and the likely reason of a bad one."""
+    """A word for a class after a step, and the likely reason if it is bad."""
 
     word: Name
     reason: Name
 
 
 class LearnMetrics(Measured):
-    """The test figures of a model of `nacre learn` beside the one it started from."""
+    """The test figures of a step of `nacre learn`, beside those of its start model."""
 
     new: list[Name]
     iou_before: dict[Name, Share | None]

@@ -22,53 +22,31 @@ from nacre.utils.distributed import Distributed, explain_lost_process, init_dist
 from nacre.utils.io import save_json, save_text
 
 
-def open_scenario(config: RunConfig) -> ScenarioData:
-    """Open the data of a config and apply its scenario."""
-    source = open_source(config.data)
-    written = read_scenario(config.scenario)
-    tasks = find_dataset(written.data).tasks()
-    task = make_scenario(config.scenario, written, source.space, tasks)
-    merges = find_method(config.method.name).is_joint
-    return ScenarioData(
-        source=source,
-        scenario=task.merged() if merges else task,
-        config=config.images,
-        policy=config.labels,
-        seed=config.seed,
-        memory=config.memory,
+def run_scenario(
+    config: RunConfig,
+    out: Path,
+    *,
+    cache: Path | None = None,
+    observers: Iterable[Observer] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Metrics:
+    """Learn all steps of a config in the folder ``out``; return the metrics of the run."""
+    data, dist = open_scenario(config), init_distributed(config.train.device)
+    steps = learn_scenario(
+        config, out, cache=cache, data=data, observers=observers, should_stop=should_stop
     )
-
-
-def scenario_step(config: RunConfig, data: ScenarioData, number: int, dist: Distributed) -> Step:
-    """Return a step of a scenario."""
-    classes, images = data.scenario.classes, data.image_lists
-    channels, shares = classes.channels(number), data.batch_shares(number)
-    entries = [
-        {
-            "step": one,
-            "classes": list(channels.learned_in(one)),
-            "images": len(images[one]),
-            "data": [data.scenario.data],
-            "method": config.method.name,
-        }
-        for one in range(number + 1)
-    ]
-    return Step(
-        number=number,
-        channels=channels,
-        growth=classes.growth(number),
-        data=data.train_dataset(number),
-        # Old images take places of a batch; how long is learned the step's own decide.
-        sampler=step_sampler(
-            config, len(images[number]), number, dist.rank, dist.world_size, shares
-        ),
-        config=config,
-        dist=dist,
-        tests=ScenarioTests(data, config),
-        entry=entries[-1],
-        history=entries[:-1],
-        overlapped=data.scenario.setup == "overlapped",
-    )
+    scenario = data.scenario
+    names = scenario.classes.space.names
+    summary: dict[str, Any] = {
+        "scenario": config.scenario,
+        "method": config.method.name,
+        "seed": config.seed,
+        "groups": [[names[label] for label in labels] for labels in scenario.groups],
+        "conventions": config.conventions(),
+        **summarize(steps),
+    }
+    dist.on_main(lambda: save_json(RunFolder(out).metrics, summary))
+    return summary
 
 
 def learn_scenario(
@@ -84,13 +62,13 @@ def learn_scenario(
     """Learn and test steps of a config in the folder ``out``; return the metrics of each.
 
     Args:
-        config: What is learned.
+        config: The config.
         out: The run's folder.
-        cache: Folder of learned steps that runs share; None learns all of them here.
-        data: The config's data; opened if not given.
-        num_steps: How many of the scenario's steps are learned; all of them by default.
-        observers: Receive the events.
-        should_stop: Whether the user wants to stop.
+        cache: The folder of learned steps that runs share.
+        data: The config's data, if it is open already.
+        num_steps: Number of steps to learn. Default: all steps of the scenario.
+        observers: Functions that are called with every event.
+        should_stop: Function that returns True to stop.
     """
     folder, dist = RunFolder(out), init_distributed(config.train.device)
     opened = data or open_scenario(config)
@@ -106,29 +84,78 @@ def learn_scenario(
         opened.check_tests(count)
 
     with explain_lost_process(dist):
-        # The main process first: the others then find weights and index in the cache.
+        # The main process first, so that the others find weights and index on the disk.
         dist.on_main(find_weights)
         dist.on_main(read_data)
         read_data()
         steps = [scenario_step(config, opened, number, dist) for number in range(count)]
         for step in steps:
             step.should_stop = should_stop
-        learned = run_steps(
+        metrics = run_steps(
             steps,
             folder,
-            about=config.scenario,
+            title=config.scenario,
             fingerprint=opened.fingerprint(),
             cache=_open_cache(cache, config, opened, dist) if cache else None,
             observers=observers,
-            on_open=lambda: _keep_exemplars(folder, config, opened),
+            on_open=lambda: _write_exemplars(folder, config, opened),
         )
-        return dist.on_main(lambda: [_by_own_groups(one, folder, opened) for one in learned])
+        return dist.on_main(lambda: [_by_own_groups(m, folder, opened) for m in metrics])
+
+
+def open_scenario(config: RunConfig) -> ScenarioData:
+    """Open the data of a config and apply its scenario."""
+    source = open_source(config.data)
+    written = read_scenario(config.scenario)
+    tasks = find_dataset(written.data).tasks()
+    scenario = make_scenario(config.scenario, written, source.space, tasks)
+    is_joint = find_method(config.method.name).is_joint
+    return ScenarioData(
+        source=source,
+        scenario=scenario.merged() if is_joint else scenario,
+        config=config.images,
+        policy=config.labels,
+        seed=config.seed,
+        memory=config.memory,
+    )
+
+
+def scenario_step(config: RunConfig, data: ScenarioData, number: int, dist: Distributed) -> Step:
+    """Return a step of a scenario."""
+    classes, images = data.scenario.classes, data.image_lists
+    channels, shares = classes.channels(number), data.batch_shares(number)
+    entries = [
+        {
+            "step": step,
+            "classes": list(channels.learned_in(step)),
+            "images": len(images[step]),
+            "data": [data.scenario.data],
+            "method": config.method.name,
+        }
+        for step in range(number + 1)
+    ]
+    return Step(
+        number=number,
+        channels=channels,
+        growth=classes.growth(number),
+        data=data.train_dataset(number),
+        # Old images take places in a batch, but the step's own images decide its length.
+        sampler=step_sampler(
+            config, len(images[number]), number, dist.rank, dist.world_size, shares
+        ),
+        config=config,
+        dist=dist,
+        tests=ScenarioTests(data, config),
+        entry=entries[-1],
+        history=entries[:-1],
+        overlapped=data.scenario.setup == "overlapped",
+    )
 
 
 def _by_own_groups(metrics: Metrics, folder: RunFolder, data: ScenarioData) -> Metrics:
     """Return a step's metrics with the means of this scenario.
 
-    Joint training of 4-1 and of 4-2 is one step in the cache, and has other groups of classes.
+    Joint training of 4-1 and of 4-2 is one step in the cache, with other groups of classes.
     """
     step, scenario = metrics["step"], data.scenario
     groups = class_groups(scenario.classes, scenario.groups, step)
@@ -141,49 +168,22 @@ def _by_own_groups(metrics: Metrics, folder: RunFolder, data: ScenarioData) -> M
 def _open_cache(
     folder: Path, config: RunConfig, data: ScenarioData, dist: Distributed
 ) -> StepCache:
-    """Return the learned steps in a folder, which the main process alone looks at."""
+    """Return the step cache; only the main process uses it."""
     state = find_method(config.method.name).persistent_state
     keys = step_keys(config, data.fingerprint(), digest_masks(data)) if dist.is_main else []
     return StepCache(folder, keys, state)
 
 
-def _keep_exemplars(folder: RunFolder, config: RunConfig, data: ScenarioData) -> None:
-    """Write down which old images each step learns from; refuse if they are others now."""
+def _write_exemplars(folder: RunFolder, config: RunConfig, data: ScenarioData) -> None:
+    """Write the list of old images of each step; refuse a run that began with another list."""
     path, lines = folder.exemplars, memory_lines(data.memories)
     if not config.memory:
         path.unlink(missing_ok=True)
         return
-    begun = path.exists() and not folder.nothing_learned
-    if begun and path.read_text(encoding="utf-8") != lines:
+    has_list = path.exists() and not folder.is_empty
+    if has_list and path.read_text(encoding="utf-8") != lines:
         raise NacreError(
-            f"{path}: the images that are kept would be others than when the run began; the "
-            "labels of the data were changed"
+            f"{path}: the memory would hold other images than when the run began, because the "
+            "labels of the data have changed; choose another --out"
         )
     save_text(path, lines)
-
-
-def run_scenario(
-    config: RunConfig,
-    out: Path,
-    *,
-    cache: Path | None = None,
-    observers: Iterable[Observer] = (),
-    should_stop: Callable[[], bool] = lambda: False,
-) -> Metrics:
-    """Learn all steps of a config in the folder ``out``; return the metrics of the run."""
-    data, dist = open_scenario(config), init_distributed(config.train.device)
-    steps = learn_scenario(
-        config, out, cache=cache, data=data, observers=observers, should_stop=should_stop
-    )
-    scenario = data.scenario
-    name = scenario.classes.space.names
-    summary: dict[str, Any] = {
-        "scenario": config.scenario,
-        "method": config.method.name,
-        "seed": config.seed,
-        "groups": [[name[label] for label in labels] for labels in scenario.groups],
-        "conventions": config.measured_under(),
-        **summarize(steps),
-    }
-    dist.on_main(lambda: save_json(RunFolder(out).metrics, summary))
-    return summary

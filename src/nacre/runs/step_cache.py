@@ -1,10 +1,10 @@
-"""A folder of learned steps that runs share: a step is found by the digest of what decides it.
+"""The step cache: a folder of learned steps that runs share.
 
-An entry is the folder of a step, model and metrics, under the digest of its config, its data and
-the step that it starts from. Its name ends with what the method collected for later steps: methods
-that learn step 0 alike share it, and one that collects more serves those that collect less.
-One process at a time learns a step; the others wait until it is there. Nothing needs the folder
-when the runs have ended: it may be deleted.
+An entry is the model and the metrics of a step, under the digest of everything that decides it: its
+config, its data and the step before. Its name ends with the state that the method collected for
+later steps: methods that learn step 0 alike share it, and a step with more state also serves
+methods that need less. One process at a time learns a step; others wait for it. No run needs the
+cache after it has ended, so the folder may be deleted.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,19 +28,19 @@ from nacre.utils.io import InUse, locked, remove_temporaries, save
 from nacre.version import __version__
 
 FILES = ("model.json", "model.safetensors", "metrics.json")
-"""The files of a step; it is whole when the last one is there."""
+"""The files of a step; it is complete when the last one exists."""
 
 CACHE = "steps"
-"""The name of the folder where grids and searches keep their steps."""
+"""The cache's folder in a grid or a search."""
 
 Answer = Literal["taken", "learn", "wait"]
 
 
 def step_keys(config: RunConfig, fingerprint: dict[str, Any], masks: str) -> list[str]:
-    """Return the digest of what decides each step of a run.
+    """Return the cache's key of each step of a run.
 
     Args:
-        config: Of the run.
+        config: The config of the run.
         fingerprint: The classes and images of each step (`ScenarioData.fingerprint`).
         masks: The digest of the data's masks (`digest_masks`).
     """
@@ -57,11 +58,9 @@ def step_keys(config: RunConfig, fingerprint: dict[str, Any], masks: str) -> lis
 
 
 def digest_masks(data: ScenarioData) -> str:
-    """Return the digest of a data set's masks, as the index knows them."""
-    content = []
-    for index in (data.source.index(split) for split in ("train", "val")):
-        content.append([index.names, index.pixel_counts])
-    return _digest(content)
+    """Return the digest of a data set's masks, from its index."""
+    indices = (data.source.index(split) for split in ("train", "val"))
+    return _digest([[index.names, index.pixel_counts] for index in indices])
 
 
 def _digest(content: Any) -> str:
@@ -69,12 +68,12 @@ def _digest(content: Any) -> str:
 
 
 class StepCache:
-    """The learned steps in a folder, as one run sees them.
+    """The cache from the side of one run.
 
     Args:
-        folder: Where they are; made if need be.
-        keys: By step, the digest of what decides it.
-        state: What the run's method collects in a step for later ones.
+        folder: The folder; created if it does not exist.
+        keys: The key of each step.
+        state: The state that the run's method collects in a step for later ones.
     """
 
     def __init__(self, folder: Path, keys: Sequence[str], state: frozenset[str]) -> None:
@@ -82,10 +81,10 @@ class StepCache:
         self.held = contextlib.ExitStack()
 
     def ask(self, step: int, target: Path) -> Answer:
-        """Take a step into a run's folder, or reserve it for this run to learn.
+        """Copy a step into a run's folder, or reserve it for this run to learn.
 
         Returns:
-            `wait` where another process is learning the step now: ask again.
+            ``wait`` if another process is learning the step now.
         """
         if self._take(step, target):
             return "taken"
@@ -99,12 +98,12 @@ class StepCache:
         return "learn"
 
     def store(self, step: int, source: Path) -> None:
-        """Keep a step that this run learned and tested, for others to take."""
+        """Store a step that this run learned and tested."""
         remove_temporaries(self._entry(step))
-        _share(source, self._entry(step))
+        _link_files(source, self._entry(step))
 
     def release(self) -> None:
-        """Leave the step to others if this run has not."""
+        """Release the reserved step."""
         self.held.close()
 
     def _entry(self, step: int) -> Path:
@@ -113,22 +112,17 @@ class StepCache:
     def _take(self, step: int, target: Path) -> bool:
         for entry in sorted(self.folder.glob(f"{self.keys[step]}*")):
             if self.state <= {*entry.name.split("-")[1:]} and (entry / FILES[-1]).exists():
-                _share(entry, target)
+                _link_files(entry, target)
                 return True
         return False
 
 
-def _share(source: Path, target: Path) -> None:
-    """Put the files of a step into another folder."""
+def _link_files(source: Path, target: Path) -> None:
+    """Link the files of a step into another folder, or copy them if there are no hard links."""
     target.mkdir(parents=True, exist_ok=True)
     for name in FILES:
-        _link(source / name, target / name)
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no such."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        save(target, lambda temporary: shutil.copyfile(source, temporary))
+        (target / name).unlink(missing_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            save(target / name, partial(shutil.copyfile, source / name))

@@ -1,15 +1,15 @@
-"""Steps carried out in a folder: those that it does not contain yet are learned and tested.
+"""The steps of a run, learned and tested in a folder that does not contain them yet.
 
     for step in steps:
         if folder.is_finished(step): continue
         step.network, step.state = those of the step before
-        learn_step(step)                     (goes on in the middle of a step that was interrupted)
+        learn_step(step)                     (resumes an interrupted step)
         save the model
         save step.tests.measure(step)
 
-`nacre run` makes a list of steps of a scenario, `nacre learn` a list of one. Calling `run_steps`
-again on the same folder goes on where it stopped. A step that has a model is not learned again, a
-step that has metrics is not tested again.
+`nacre run` makes the list of steps of a scenario, `nacre learn` a list of one. Calling `run_steps`
+again on the same folder resumes: a step with a model is not learned again, a step with metrics is
+not tested again.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def run_steps(
     steps: Sequence[Step],
     folder: RunFolder,
     *,
-    about: str,
+    title: str,
     fingerprint: dict[str, Any],
     cache: StepCache | None = None,
     observers: Iterable[Observer] = (),
@@ -69,16 +69,16 @@ def run_steps(
     """Learn and test the steps that a folder does not contain yet; return the metrics of all.
 
     Args:
-        steps: In their order; each continues the one before.
-        folder: Where models, metrics and events go.
-        about: What the steps are learned from, for people.
-        fingerprint: Which classes and images these are, to notice when they change.
+        steps: The steps in order; each continues the one before.
+        folder: The folder for models, metrics and events.
+        title: The scenario or the names of the data, for people.
+        fingerprint: The classes and images of the steps, so that changes are noticed.
         cache: Learned steps that several folders share.
-        observers: Receive the events.
-        on_open: Called by the main process when the folder is its own.
+        observers: Functions that are called with every event.
+        on_open: A function that the main process calls when it has locked the folder.
 
     Raises:
-        Interrupted: when the user wanted to stop; what was learned is saved.
+        Interrupted: The user stopped the run. What was learned is saved.
     """
     dist, recorder = steps[0].dist, Recorder()
     checkpoint = Checkpoint(folder.resume, dist)
@@ -90,12 +90,12 @@ def run_steps(
 
         def open_folder() -> None:
             while_running.enter_context(folder.lock())
-            folder.tidy()
+            folder.remove_leftovers()
             folder.bind_config(steps[0].config, fingerprint)
             on_open()
             position = _position(steps, folder, checkpoint)
             recorder.observers = [EventFile(folder.events, position), *observers]
-            event = _began(steps, about)
+            event = _run_began(steps, title)
             folder.append_start(event.to_dict())
             recorder(event)
 
@@ -105,8 +105,7 @@ def run_steps(
         before: Step | None = None
         source: Path | None = None
         for step in steps:
-            # What is there is seen by the main process, and told: folders may look different
-            # from another machine for a while.
+            # The main process looks and tells the others: another machine may see files late.
             is_taken = dist.from_main(folder.is_finished(step.number))
             if is_taken:
                 recorder(StepSkipped(step.number, step.iterations))
@@ -130,7 +129,7 @@ def step_sampler(
     world_size: int = 1,
     shares: tuple[tuple[int, float], ...] | None = None,
 ) -> StepSampler:
-    """Return which images of a step come when in a process."""
+    """Return the sampler of a step's images in a process."""
     train = recipe.train
     updates = (train.incremental_iterations or train.iterations) if step else train.iterations
     one_pass = not find_method(recipe.method.name).learns_by_gradient
@@ -156,18 +155,18 @@ def next_step(
     about: Mapping[str, Any],
     tests: Any = None,
 ) -> Step:
-    """Return the step that continues a model, or the first one.
+    """Return the step that continues a model, or a first step.
 
     Args:
-        config: How it is learned.
-        info: What the file of the model says; None without one.
-        images: What it learns from.
-        channels: The model's, and the new ones.
-        about: What the history says of the images.
-        tests: How the network is tested after it.
+        config: How the step is learned.
+        info: The description of the model; None without one.
+        images: The training images.
+        channels: The channels of the model and the new ones.
+        about: More keys for the step's entry in the history.
+        tests: The tests after the step.
     """
     dist, known = init_distributed(config.train.device), len(info.classes) if info else 0
-    # A merged model was made by more steps than have channels of their own.
+    # A merged model has more steps in its history than groups of channels.
     number = max(len(info.steps), len(info.history)) if info else 0
     sampler = step_sampler(config, len(images), number, dist.rank, dist.world_size)
     entry = {
@@ -194,12 +193,12 @@ def next_step(
 
 
 def begin_from(step: Step, path: Path, given: nn.Module | None = None) -> ModelInfo:
-    """Give a step the network of a file, and what was kept with it as far as its method knows.
+    """Load a model file into a step, with the part of its state that the step's method knows.
 
     Args:
         step: The step.
-        path: A model file.
-        given: What its network was learned from, if the file alone cannot build it.
+        path: The model file.
+        given: The user's network, if the file alone cannot build it.
     """
     step.network, info, state = load_model(path, step.dist.device, given)
     step.state = known_state(step.config, state)
@@ -207,19 +206,33 @@ def begin_from(step: Step, path: Path, given: nn.Module | None = None) -> ModelI
 
 
 def known_state(config: Recipe, state: Tensors) -> Tensors:
-    """Return what the method of a config knows of what a step left: others keep other things."""
+    """Return the part of a step's state that the method of a config knows."""
     own = find_method(config.method.name).persistent_state
     return {key: value for key, value in state.items() if key.partition(".")[0] in own}
 
 
+def model_info(step: Step) -> ModelInfo:
+    """Return the description of a step's network for its file."""
+    channels, config = step.channels, step.config
+    judged = {"judged": asdict(step.judged)} if step.judged else {}
+    return ModelInfo(
+        classes=list(channels.names),
+        colors=list(channels.colors),
+        steps=channels.per_step,
+        history=[*map(dict, step.history), step.entry | judged],
+        model=config.model.model_dump(mode="json"),
+        crop=config.images.crop_size,
+        predict_mode=config.images.predict_mode,
+        config=with_absolute_paths(config),
+        mirror=config.images.mirror is True,
+        edges=config.images.edges is True,
+    )
+
+
 def _learn_or_load(
-    step: Step,
-    source: Path | None,
-    folder: RunFolder,
-    checkpoint: Checkpoint,
-    began: float,
+    step: Step, source: Path | None, folder: RunFolder, checkpoint: Checkpoint, began: float
 ) -> None:
-    """Learn a step from the one before and save its model, unless that was done."""
+    """Learn a step from the model `source` and save its model; load it if that was done before."""
     path, dist = folder.model(step.number), step.dist
     if dist.from_main(path.exists()):
         given = step.network.given if step.network is not None else None
@@ -230,7 +243,7 @@ def _learn_or_load(
         begin_from(step, source)
 
     def save_first() -> None:
-        """Save a model that is of use before the first update, unless that was done before."""
+        """Save the usable model before the first update, unless it was saved before."""
 
         def save() -> None:
             save_model(folder.first_model, step.network, model_info(step), step.state)
@@ -253,7 +266,7 @@ def _learn_or_load(
 
 
 def _test(step: Step, folder: RunFolder) -> None:
-    """Test the network after a step and write its metrics."""
+    """Test the network after a step, and write its metrics."""
     metrics = step.tests.measure(step)
 
     def write() -> None:
@@ -268,12 +281,12 @@ def _test(step: Step, folder: RunFolder) -> None:
 def _shared(
     cache: StepCache | None, step: Step, folder: RunFolder, checkpoint: Checkpoint
 ) -> Iterator[bool]:
-    """Take a step that was learned for another folder, or leave to others what is learned now."""
+    """Yield True if a step was taken from the cache; else store it there after it was learned."""
     if cache is None:
         yield False
         return
     dist, place = step.dist, folder.model(step.number).parent
-    is_taken = _wait_for(cache, step, place)
+    is_taken = _take(cache, step, place)
     if is_taken:
         dist.on_main(checkpoint.remove)
         step.observe(StepSkipped(step.number, step.iterations, str(cache.folder)))
@@ -285,25 +298,25 @@ def _shared(
         cache.release()
 
 
-def _wait_for(cache: StepCache, step: Step, place: Path) -> bool:
-    """Return whether the cache had a step; while another process learns it, wait."""
-    is_told = False
+def _take(cache: StepCache, step: Step, place: Path) -> bool:
+    """Return True if a step is in the cache; wait while another process learns it."""
+    has_told = False
     while True:
         answer = step.dist.on_main(lambda: cache.ask(step.number, place))
         if answer != "wait":
             return answer == "taken"
-        if not is_told:
+        if not has_told:
             step.observe(StepAwaited(step.number))
-            is_told = True
+            has_told = True
         if any(step.dist.any(step.should_stop())):
             raise Interrupted
         time.sleep(WAIT_SECONDS)
 
 
 def _position(steps: Sequence[Step], folder: RunFolder, checkpoint: Checkpoint) -> Position:
-    """Return how far a folder is; a saved state that is behind it is removed."""
+    """Return how far a folder is; remove the saved state of an earlier step."""
     last = steps[-1].number + 1
-    number = next((one.number for one in steps if not folder.is_finished(one.number)), last)
+    number = next((s.number for s in steps if not folder.is_finished(s.number)), last)
     is_learned = number < last and folder.model(number).exists()
     if folder.resume.exists() and not is_learned:
         _, content = load_resume(folder.resume, steps[0].dist.device)
@@ -313,11 +326,11 @@ def _position(steps: Sequence[Step], folder: RunFolder, checkpoint: Checkpoint) 
     return Position(number, is_learned=is_learned)
 
 
-def _began(steps: Sequence[Step], about: str) -> RunBegan:
+def _run_began(steps: Sequence[Step], title: str) -> RunBegan:
     config, dist = steps[0].config, steps[0].dist
     start = getattr(config, "start", None)
     return RunBegan(
-        scenario=about,
+        scenario=title,
         method=config.method.name,
         seed=config.seed,
         device=str(dist.device),
@@ -329,26 +342,8 @@ def _began(steps: Sequence[Step], about: str) -> RunBegan:
 
 
 def _weights(model: Any) -> str:
-    """Describe what the backbone starts from; the paper starts from ImageNet's weights."""
+    """Describe the initial weights; warn if they are random where ImageNet's are published."""
     row = BACKBONES.get(model.backbone) if isinstance(model, DeepLabConfig) else None
     if model.weights != "none" or (row is not None and row.imagenet is None):
         return str(model.weights)
     return "random: the paper's backbone starts from ImageNet's (set model.weights)"
-
-
-def model_info(step: Step) -> ModelInfo:
-    """Return what the file of a step's network says about it."""
-    channels, config = step.channels, step.config
-    judged = {"judged": asdict(step.judged)} if step.judged else {}
-    return ModelInfo(
-        classes=list(channels.names),
-        colors=list(channels.colors),
-        steps=channels.per_step,
-        history=[*map(dict, step.history), step.entry | judged],
-        model=config.model.model_dump(mode="json"),
-        crop=config.images.crop_size,
-        predict_mode=config.images.predict_mode,
-        config=with_absolute_paths(config),
-        mirror=config.images.mirror is True,
-        edges=config.images.edges is True,
-    )

@@ -1,17 +1,15 @@
 """Tests of a network after a step: those of a scenario, and those of `nacre learn`.
 
-A scenario tests all classes seen so far, on the images that hold one of them. `nacre learn` tests
-on folders, each of which judges the classes that it labels and no others: where it marks
-background, a class that it does not label may stand, so a prediction of such a class counts as
-background there.
+A scenario tests all classes learned so far, on the images that contain one of them. `nacre learn`
+tests on folders, each on the classes that it labels. The background of a folder may contain its
+other classes, so a prediction of one of these counts as background there.
 
-Where a model was continued, the start model looks at the same images in the same pass. So figures
-before and after a step are of the same images, and where nobody has test images of an old class,
-*agreement* says how much of what the start model predicted on the new images is still predicted:
-the IoU of the two models' class maps.
+If a model was continued, the start model predicts the same images in the same pass. So figures
+before and after a step come from the same images. For old classes without test images there is the
+*agreement*: the IoU between the predictions of the two models on the new images.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,13 +46,13 @@ Ious = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over test images: by which processes, and who is told.
+    """A pass over test images.
 
     Attributes:
-        train: Says the batch size, the precision and the workers.
+        train: The batch size, the precision and the number of workers.
         dist: The processes.
-        on_images: Called with the number of images of each batch.
-        should_stop: Whether the user wants to stop.
+        on_images: A function that is called with the number of images of each batch.
+        should_stop: A function that returns True to stop.
     """
 
     train: TrainConfig
@@ -71,12 +69,7 @@ class Pass:
     ) -> None:
         """Predict all images and add the class maps to metrics, over all processes.
 
-        Args:
-            predictor: Predicts the images.
-            dataset: The images.
-            metrics: The metrics to update.
-            start: The start model's predictor. The metrics then get its class maps beside the
-                targets: 2,N,H,W.
+        With a `start` model's predictor, metrics get its class maps beside the targets: 2,N,H,W.
         """
         train, dist, device = self.train, self.dist, self.dist.device
         workers, pin = count_workers(train.num_workers, device), device.type == "cuda"
@@ -85,28 +78,28 @@ class Pass:
         batches = until_stopped(batches, dist, self.should_stop)
         precision = set_precision(train.precision, device)
 
-        def beside(start: Predictor) -> Iterator[EvalSample]:
+        def with_maps_of(start: Predictor) -> Iterator[EvalSample]:
             for images, targets in batches:
                 with precision.mixed(device):
-                    was = start.classes(images.to(device, non_blocking=True))
-                yield images, torch.stack([targets.to(device), was.to(targets.dtype)])
+                    before = start.classes(images.to(device, non_blocking=True))
+                yield images, torch.stack([targets.to(device), before.to(targets.dtype)])
 
         with sizes_vary(dataset.config.eval_mode == "full"):
-            shown = batches if start is None else beside(start)
-            evaluate(predictor, shown, metrics, device, self.on_images, precision)
+            samples = batches if start is None else with_maps_of(start)
+            evaluate(predictor, samples, metrics, device, self.on_images, precision)
         for metric in metrics:
             metric.merge(dist)
 
 
 @dataclass(frozen=True)
 class ScenarioTests:
-    """The tests of a scenario: all classes seen so far, on the images that hold one of them."""
+    """The tests of a scenario."""
 
     data: ScenarioData
     config: RunConfig
 
     def measure(self, step: Step) -> dict[str, Any]:
-        """Test the network after a step, as it decided to see images."""
+        """Test the network after a step, with the prediction options that it chose."""
         tests = replace(self, config=step.config)
         return tests.test(step.network, step.number, step.dist, step.observe, step.should_stop)
 
@@ -119,7 +112,7 @@ class ScenarioTests:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, Any]:
         """Test a network on the test images of a step."""
-        config, dataset = self.config, self.data.eval_dataset(number)
+        config, dataset, scenario = self.config, self.data.eval_dataset(number), self.data.scenario
 
         def on_images(count: int) -> None:
             observe(ImagesTested(number, count, len(dataset)))
@@ -127,19 +120,17 @@ class ScenarioTests:
         confusion = ConfusionMatrix(network.num_classes, dist.device)
         one_pass = Pass(config.train, dist, on_images, should_stop)
         one_pass.measure(cut_predictor(network, config.images), dataset, confusion)
-        scenario = self.data.scenario
-        counts = confusion.counts()
-        metrics = compute_metrics(scenario.classes, scenario.groups, number, counts)
-        return metrics | {"images": len(dataset), "conventions": config.measured_under()}
+        metrics = compute_metrics(scenario.classes, scenario.groups, number, confusion.counts())
+        return metrics | {"images": len(dataset), "conventions": config.conventions()}
 
 
 class _Matrices:
-    """The confusion matrices of a network, and of the one it started from.
+    """The confusion matrices of a network and of its start model, and of the one by the other.
 
     Args:
-        num_known: How many channels the start model has; 0 without one.
-        num_channels: How many the network has, new ones last.
-        device: Where batches are.
+        num_known: Channels of the start model; 0 without one.
+        num_channels: Channels of the network, the new ones last.
+        device: The device of the batches.
     """
 
     def __init__(self, num_known: int, num_channels: int, device: torch.device) -> None:
@@ -149,20 +140,20 @@ class _Matrices:
         self.agreement = ConfusionMatrix(num_channels, device)
 
     def update(self, targets: Tensor, predicted: Tensor) -> None:
-        """Count a batch; what the start model does not know is background to it."""
+        """Count a batch; for the start model, a class that it does not know is background."""
         if not self.num_known:
             self.after.update(targets, predicted)
             return
-        targets, was = targets
+        targets, before = targets
         self.after.update(targets, predicted)
         is_new = (targets >= self.num_known) & (targets != ignore_value(targets))
-        self.before.update(torch.where(is_new, 0, targets).to(targets.dtype), was)
-        self.agreement.update(was, predicted)
+        self.before.update(torch.where(is_new, 0, targets).to(targets.dtype), before)
+        self.agreement.update(before, predicted)
 
     def merge(self, dist: Distributed) -> None:
-        """Add what other processes counted."""
-        for one in (self.after, self.before, self.agreement):
-            one.merge(dist)
+        """Add the counts of the other processes."""
+        for matrix in (self.after, self.before, self.agreement):
+            matrix.merge(dist)
 
     def compute(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the three matrices."""
@@ -170,18 +161,18 @@ class _Matrices:
 
 
 @dataclass
-class _Tested:
-    """The matrices of a data set, added up over its splits, with the number of its images."""
+class _SetCounts:
+    """The confusion matrices and images of a data set, summed over its splits."""
 
     set: LabeledSet
     images: int = 0
-    training: int = 0
+    training_images: int = 0
     after: Tensor | int = 0
     before: Tensor | int = 0
 
     def figures(self, confusion: Tensor, channels: Channels, policy: LabelPolicy) -> dict[str, Any]:
-        """Return the figures of one of its matrices; `iou` is empty if it judges no class."""
-        judged = [name for name in channels.names if name in self.set.labeled]
+        """Return the figures of one matrix; `iou` is empty if the set labels no known class."""
+        labeled = [name for name in channels.names if name in self.set.labeled]
         folded = self.set.testing_mapping(channels, policy).fold(confusion)
         ious = dict(zip(channels.names, iou_by_class(folded), strict=True))
         sums = torch.stack([folded.diagonal(), folded.sum(1), folded.sum(0)], 1).tolist()
@@ -189,21 +180,15 @@ class _Tested:
         return {
             "name": self.set.name,
             "images": self.images,
-            "training_images": self.training,
-            "iou": {name: ious[name] for name in judged},
-            "counts": {name: counts[name] for name in judged},
+            "training_images": self.training_images,
+            "iou": {name: ious[name] for name in labeled},
+            "counts": {name: counts[name] for name in labeled},
         }
 
 
 @dataclass(frozen=True)
 class Compared:
-    """The figures of a model, and of the one it started from.
-
-    Attributes:
-        after: On every test set that judges one of its classes.
-        before: The same of the start model, on the same images.
-        agreement: How much of what the start model saw is still seen; None without one.
-    """
+    """The figures of a model and of its start model, by test set, and their agreement."""
 
     after: list[dict[str, Any]]
     before: list[dict[str, Any]]
@@ -212,12 +197,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class LearnTests:
-    """The tests of a step of `nacre learn`: before it and after it, on the same images.
+    """The tests of a step of `nacre learn`.
 
     Attributes:
-        data: The step's.
-        config: Its config.
-        given: What the start model was learned from, if its file alone cannot build it.
+        data: The data of the step.
+        config: The config of the step.
+        given: The user's network, if the start model's file alone cannot build it.
     """
 
     data: LearnData
@@ -227,16 +212,17 @@ class LearnTests:
     def measure(self, step: Step) -> dict[str, Any]:
         """Test the network after a step beside the start model."""
         start = self._start_predictor(step.dist.device)
-        total = sum(len(compared.set.index(compared.split)) for compared in self._splits(start))
+        splits = self._splits(start is not None)
+        total = sum(len(compared.set.index(compared.split)) for compared in splits)
 
         def on_images(count: int) -> None:
             step.observe(ImagesTested(step.number, count, total))
 
         one_pass = Pass(self.config.train, step.dist, on_images, step.should_stop)
         predictor = whole_predictor(step.network, step.config.images)
-        found = self.compare(predictor, step.channels, start, one_pass)
-        iou, iou_before = class_ious(found.after), class_ious(found.before)
-        agreement = found.agreement["iou"] if found.agreement else None
+        compared = self.compare(predictor, step.channels, start, one_pass)
+        iou, iou_before = class_ious(compared.after), class_ious(compared.before)
+        agreement = compared.agreement["iou"] if compared.agreement else {}
         by_gradient = find_method(step.config.method.name).learns_by_gradient
         has_updates = by_gradient and step.iterations > 0
         stride = step.network.stride
@@ -244,19 +230,19 @@ class LearnTests:
             "step": step.number,
             "classes": list(step.channels.names),
             "new": list(self.data.new),
-            "images": sum(test["images"] for test in found.after),
+            "images": sum(test["images"] for test in compared.after),
             "iou": iou,
             "iou_before": iou_before,
             "verdicts": judge(self.data, stride, iou, iou_before, agreement, has_updates),
             "mean_iou": mean_ious(iou, self.data.known, self.data.new),
-            "agreement": found.agreement,
-            "tests": found.after,
-            "tests_before": found.before,
-            "conventions": step.config.measured_under(),
+            "agreement": compared.agreement,
+            "tests": compared.after,
+            "tests_before": compared.before,
+            "conventions": step.config.conventions(),
         }
 
     def _start_predictor(self, device: torch.device) -> Predictor | None:
-        """Return how the start model sees images; what the config says lies over its file."""
+        """Return the start model's predictor; the config's options override the file's."""
         if self.config.start is None:
             return None
         network, info, _ = load_model(self.config.start, device, self.given)
@@ -265,45 +251,45 @@ class LearnTests:
         edges = info.edges if images.edges == "auto" else images.edges
         return replace(model_predictor(network, info), mirror=mirror, edges=edges)
 
-    def _splits(self, start: Predictor | None) -> Iterable[ComparedSplit]:
-        return (compared for compared in self.data.compared_splits() if compared.is_test or start)
+    def _splits(self, has_start: bool) -> list[ComparedSplit]:
+        """Return the splits to predict; agreement needs no labels, but a start model."""
+        splits = self.data.compared_splits()
+        return [compared for compared in splits if compared.is_test or has_start]
 
     def compare(
         self, predictor: Predictor, channels: Channels, start: Predictor | None, one_pass: Pass
     ) -> Compared:
-        """Test a network, and beside it the one it started from."""
+        """Test a network, beside its start model if there is one."""
         known, device = self.data.known if start else (), one_pass.dist.device
-        tested: dict[str, _Tested] = {}
+        tested: dict[str, _SetCounts] = {}
         agreement, num_new = torch.zeros(len(channels), len(channels), dtype=torch.int64), 0
-        for compared in self._splits(start):
+        for compared in self._splits(start is not None):
             dataset = self.data.eval_dataset(compared, channels)
             matrices = _Matrices(len(known), len(channels), device)
             one_pass.measure(predictor, dataset, matrices, start=start)
             after, before, both = matrices.compute()
             if compared.is_test:
-                row = tested.setdefault(compared.set.name, _Tested(compared.set))
-                row.images += len(dataset)
-                row.training += len(dataset) if compared.split == "train" else 0
-                row.after, row.before = row.after + after, row.before + before
+                counts = tested.setdefault(compared.set.name, _SetCounts(compared.set))
+                counts.images += len(dataset)
+                counts.training_images += len(dataset) if compared.split == "train" else 0
+                counts.after, counts.before = counts.after + after, counts.before + before
             if compared.is_new:
                 agreement, num_new = agreement + both, num_new + len(dataset)
 
         def figures(when: str, channels: Channels) -> list[dict[str, Any]]:
             policy = self.data.policy
-            found = (one.figures(getattr(one, when), channels, policy) for one in tested.values())
-            return [one for one in found if one["iou"]]
+            tests = (c.figures(getattr(c, when), channels, policy) for c in tested.values())
+            return [test for test in tests if test["iou"]]
 
         if start is None:
             return Compared(figures("after", channels), [], None)
         assert self.data.before is not None, "a step that continues a model knows its channels"
-        agreed = _agreement(agreement, num_new, known)
-        return Compared(figures("after", channels), figures("before", self.data.before), agreed)
-
-
-def _agreement(confusion: Tensor, images: int, known: Sequence[str]) -> dict[str, Any]:
-    ious = dict(zip(known, iou_by_class(confusion), strict=False))
-    ious = {name: one for name, one in ious.items() if name != BACKGROUND and one is not None}
-    return {"images": images, "iou": ious}
+        ious = dict(zip(known, iou_by_class(agreement), strict=False))
+        agreed = {k: x for k, x in ious.items() if k != BACKGROUND and x is not None}
+        before_figures = figures("before", self.data.before)
+        return Compared(
+            figures("after", channels), before_figures, {"images": num_new, "iou": agreed}
+        )
 
 
 def class_ious(tests: Sequence[dict[str, Any]]) -> Ious:
@@ -317,7 +303,7 @@ def class_ious(tests: Sequence[dict[str, Any]]) -> Ious:
 
 
 def mean_ious(ious: Ious, known: Sequence[str], new: Sequence[str]) -> Ious:
-    """Return the means over old, new and all classes that were tested."""
+    """Return the mean IoUs of the old, the new and all tested classes."""
     old = [name for name in known if name != BACKGROUND]
     groups = {"old": old, "new": list(new), "all": [*old, *new]}
     return {

@@ -143,7 +143,7 @@ class Recipe(Config):
     images: ImagesConfig = Field(default_factory=ImagesConfig)
     labels: LabelPolicy = Field(default_factory=LabelPolicy)
 
-    def measured_under(self) -> ConfigValues:
+    def conventions(self) -> ConfigValues:
         """Return every convention that a figure depends on, for the metrics files."""
         images = {"crop_size", "crop", "eval_mode", "mirror", "edges"}
         labels = self.labels.model_dump(include={"border", "unseen"})
