@@ -23,12 +23,12 @@ from nacre.data.dataset import Sample, StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import Growth, first_channels, from_background
 from nacre.methods import METHODS, Batch, Step
-from nacre.methods.components import shared_modules_of
+from nacre.methods.components import find_thresholds, shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.network import Network
 from nacre.training.config import TrainConfig
-from nacre.training.loop import begin, make_teacher, survey, update
+from nacre.training.loop import begin, make_teacher, update
 from nacre.training.trainer import Trainer
 from nacre.utils.distributed import Distributed
 from nacre.utils.system import keep_freed_memory
@@ -111,7 +111,7 @@ def trainer_of(
     step = GivenStep(growth, network, lambda: images(sum(old), sum(old) + new), len(old), train)
     step.teacher, step.weights_before = teacher, weights_before
     trainer = begin(method, step)
-    survey(method, step)
+    find_thresholds(method, step)
     return trainer
 
 

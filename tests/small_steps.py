@@ -10,11 +10,11 @@ from nacre.data.dataset import StepSampler
 from nacre.data.transforms import ImagesConfig
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, Step
-from nacre.methods.components import shared_modules_of
+from nacre.methods.components import find_thresholds, shared_modules_of
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.training.config import TrainConfig
-from nacre.training.loop import begin, finish, make_teacher, survey, update
+from nacre.training.loop import begin, finish, make_teacher, update
 from nacre.utils.distributed import Distributed
 
 OLD, NEW, SIDE = 3, 2, 32
@@ -114,7 +114,7 @@ def second_step(name, norm="bn", lr=0.01, *, dist=ALONE, train=(), count=3, held
         weights_before=state if method.config.fusion != "off" else {},
     )
     trainer = begin(method, step)
-    survey(method, step)
+    find_thresholds(method, step)
     return trainer, state, second
 
 

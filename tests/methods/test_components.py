@@ -142,10 +142,10 @@ def test_rows_of_another_method_are_dropped_and_missing_ones_are_named():
     assert network.classifier.auxiliary is None
     METHODS["mib"](METHODS["mib"].Config(), GROWTH).prepare(step)
     assert network.classifier.unknown is None
-    with pytest.raises(NacreError, match="learn step 0 with ssul too"):
+    with pytest.raises(NacreError, match="learn step 0 with ssul, too"):
         METHODS["ssul"](METHODS["ssul"].Config(), GROWTH).grow(network, 2)
     random = METHODS["dkd"].Config(init="random")
-    with pytest.raises(NacreError, match="has learned one: learn step 0 with dkd too"):
+    with pytest.raises(NacreError, match="learn step 0 with dkd, too"):
         METHODS["dkd"](random, GROWTH).prepare(step)
 
 

@@ -84,10 +84,10 @@ def test_a_tied_tensor_is_fused_once() -> None:
 @pytest.mark.parametrize(
     ("new", "reason"),
     [
-        (nn.Linear(3, 2), "weight was 2 x 4 and is 2 x 3 now"),
-        (nn.Linear(5, 3), "weight was 2 x 4 and is 3 x 5 now"),
-        (nn.Conv2d(4, 2, 1), "weight was 2 x 4 and is 2 x 4 x 1 x 1 now"),
-        (nn.Linear(4, 2, bias=False), "bias was 2 and is gone now"),
+        (nn.Linear(3, 2), "weight was 2 x 4 and is now 2 x 3"),
+        (nn.Linear(5, 3), "weight was 2 x 4 and is now 3 x 5"),
+        (nn.Conv2d(4, 2, 1), "weight was 2 x 4 and is now 2 x 4 x 1 x 1"),
+        (nn.Linear(4, 2, bias=False), "bias was 2 and is gone"),
     ],
 )
 def test_another_network_is_refused_before_anything_is_mixed(new: nn.Module, reason: str) -> None:

@@ -63,9 +63,9 @@ def test_star_draws_no_features_of_what_old_pictures_show():
     trainer, _, _ = second_step("star")
     kept = [random_images([1, 1, 2, 3, 255], 20)]
     step = replace(trainer.step, given=lambda: passes(kept))
-    trainer.method.survey(step)
+    trainer.method.begin_step(step)
     side = trainer.student(kept[0][0]).logits.shape[-1]
     shown = grid_targets(kept[0][1], (side, side))
-    counts = trainer.method.state()["seen.counts"]
+    counts = trainer.method.state()["step.counts"]
     assert counts[:OLD].tolist() == [0, int((shown == 1).sum()), int((shown == 2).sum())]
     assert counts[1] > 0

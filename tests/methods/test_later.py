@@ -220,7 +220,7 @@ def test_star_counts_old_classes_again_where_no_picture_comes_again(overlapped):
     trainer, _, samples = second_step("star")
     method, step = trainer.method, replace(trainer.step, overlapped=overlapped)
     method.step = step
-    before, seen = (method.values[key].clone() for key in ("statistics.count", "seen.counts"))
+    before, seen = (method.values[key].clone() for key in ("statistics.count", "step.counts"))
     background = float(method.values["statistics.background"])
     update(trainer, [samples[0]])
     method.end_step(step)

@@ -220,5 +220,5 @@ def test_goes_on_exactly_from_its_state_in_the_middle_of_a_step(learned, change_
 def test_importances_that_are_missing_are_refused(learned):
     method, network, _, _ = learned
     step = step_of(network, 1)
-    with pytest.raises(NacreError, match=f"learn step 0 with {method} too"):
+    with pytest.raises(NacreError, match=f"learn step 0 with {method}, too"):
         METHODS[method](METHODS[method].Config(), step.growth).begin_step(step)

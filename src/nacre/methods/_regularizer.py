@@ -1,25 +1,23 @@
-"""Methods that hold on to parameters: what `ewc`, `pi` and `rw` have in common.
+"""The common part of `ewc`, `pi` and `rw`: a penalty on changes of important parameters.
 
-Their loss on the labels is the plain cross-entropy (eq. 2). After step 0 they add
+The loss on the labels is the plain cross-entropy (eq. 2). After step 0 the methods add
 
     weight * sum over the old parameters of  omega (theta - theta*)^2
 
-where theta* are the parameters before the step and omega says how important each of them was for
-what had been learned. The methods differ in how they find omega. It is normalized, tensor by
-tensor, to 0..1:
+where theta* are the parameters before the step and omega is the importance of each of them. The
+methods differ in how they compute omega, which is normalized to 0..1 for each tensor:
 
     normalized(w) = (w - min w) / (max w - min w + 1e-8)
 
-The parameters of the new classes' classifier have no past and are not held.
+The new classes' rows of the classifier have no old values and no penalty.
 
-The weight goes with the learning rate lr: with a momentum of 0.9 the penalty alone overshoots,
-further with every update, where lr * weight * omega is above 0.68. The paper's 0.001 * 500 is
-below it; with ten times the rate take a tenth of the weight, as `nacre learn` and the preset `demo`
-do: more lets the penalty overshoot until nothing is finite. (AdamW, as in the preset `small`,
-divides by the size of the gradient and does not.)
+The weight depends on the learning rate lr: with momentum 0.9 the penalty alone diverges if
+lr * weight * omega is above 0.68. The paper's 0.001 * 500 is below. With ten times the learning
+rate, use a tenth of the weight, as `nacre learn` and the preset `demo` do. (AdamW, as in the preset
+`small`, divides by the size of the gradient and does not diverge.)
 
-A method remembers tensors by the names of the parameters they belong to. All of
-them go into a checkpoint; those in `persistent_state` remain at the end of a step.
+The methods store tensors by the names of their parameters. A checkpoint contains all of them;
+those in `persistent_state` remain after the step.
 """
 
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ from nacre.models.network import Network
 NamedTensors = dict[str, Tensor]
 
 FISHER_SHARE = 0.9
-"""Share of the present gradient in the running Fisher information."""
+"""Weight of the current gradient in the running Fisher information."""
 
 
 class RegularizerConfig(MethodConfig):
@@ -47,7 +45,7 @@ class RegularizerConfig(MethodConfig):
 
 
 class ParameterRegularizer(Method):
-    """Cross-entropy and a penalty on what moves important parameters."""
+    """Cross-entropy and a penalty on changes of important parameters."""
 
     tunable = ("weight",)
     requires = frozenset({"classifier"})
@@ -58,7 +56,7 @@ class ParameterRegularizer(Method):
         self.values: dict[str, NamedTensors] = {}
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
-        """Return the weighted squares of how far the old parameters have moved."""
+        """Return the weighted squares of the changes of the old parameters."""
         if "omega" not in self.values:
             return {}
         omega, anchor = self.values["omega"], self.values["anchor"]
@@ -75,17 +73,17 @@ class ParameterRegularizer(Method):
         return {self.name: self.config.weight * total}
 
     def hold(self, step: Step, omega: NamedTensors) -> None:
-        """Hold the old parameters where they are now, each by its importance."""
+        """Penalize changes from the current parameters, each by its importance."""
         parameters = trainable_parameters(step.network)
         self.values["omega"] = omega
         self.values["anchor"] = clone_tensors({k: v for k, v in parameters.items() if k in omega})
 
     def end_step(self, step: Step) -> None:
-        """Forget what only this step needed."""
+        """Drop the tensors that no later step needs."""
         self.values = {key: self.values[key] for key in self.persistent_state}
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors under one name each."""
+        """Return all tensors, with keys ``group.parameter``."""
         return {
             f"{key}.{name}": value
             for key, tensors in self.values.items()
@@ -94,27 +92,28 @@ class ParameterRegularizer(Method):
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors."""
-        # An empty entry, such as a score in step 0, leaves no trace in a state.
+        # A group without tensors, such as a score in step 0, has no keys in a state.
         self.values = {key: {} for key in self.persistent_state}
         for key, value in state.items():
             key, _, name = key.partition(".")
             self.values.setdefault(key, {})[name] = value
 
     def require_state(self, key: str) -> NamedTensors:
-        """Return what the steps before collected; there is nothing before step 0."""
-        found = self.values.get(key, {})
-        if self.num_old and not found:
+        """Return the tensors that the steps before collected; none in step 0."""
+        tensors = self.values.get(key, {})
+        if self.num_old and not tensors:
             raise NacreError(
-                f"{self.name} needs {key!r} of the steps before this one, and their model has "
-                f"none: learn step 0 with {self.name} too"
+                f"the model has no {key!r}, which {self.name} needs of the steps before; learn "
+                f"step 0 with {self.name}, too"
             )
-        return found
+        return tensors
 
 
 class _WeightedSquares(torch.autograd.Function):
-    """Sum of omega (theta - anchor)^2 over all parameters; keeps no tensor that is not kept anyway.
+    """The sum of omega (theta - anchor)^2 over all parameters.
 
-    A GPU is given one kernel for many parameters: a network has hundreds, most of them small.
+    Plain autograd would keep another copy of all parameters for the backward pass. The foreach
+    functions start one kernel for many small parameters.
     """
 
     @staticmethod
@@ -124,7 +123,7 @@ class _WeightedSquares(torch.autograd.Function):
         moved = torch._foreach_sub(theta, anchor)
         torch._foreach_mul_(moved, moved)
         torch._foreach_mul_(moved, omega)
-        return torch.stack([one.sum() for one in moved]).sum()
+        return torch.stack([value.sum() for value in moved]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -136,7 +135,7 @@ class _WeightedSquares(torch.autograd.Function):
 
 
 def trainable_parameters(network: Network) -> NamedTensors:
-    """Return the parameters that are learned, without their history."""
+    """Return the trainable parameters, detached."""
     return {
         name: parameter.detach()
         for name, parameter in network.named_parameters()
@@ -146,13 +145,17 @@ def trainable_parameters(network: Network) -> NamedTensors:
 
 def with_gradients(network: Network) -> tuple[list[str], list[Tensor], list[Tensor]]:
     """Return names, values and gradients of all parameters that have a gradient."""
-    found = [(name, one) for name, one in network.named_parameters() if one.grad is not None]
-    gradients = [one.grad for _, one in found if one.grad is not None]
-    return [name for name, _ in found], [one.detach() for _, one in found], gradients
+    names, values, gradients = [], [], []
+    for name, parameter in network.named_parameters():
+        if parameter.grad is not None:
+            names.append(name)
+            values.append(parameter.detach())
+            gradients.append(parameter.grad)
+    return names, values, gradients
 
 
-def rows_of(tensors: NamedTensors, names: Sequence[str]) -> list[Tensor]:
-    """Return the tensors of some parameters."""
+def select(tensors: NamedTensors, names: Sequence[str]) -> list[Tensor]:
+    """Return the tensors of some parameters, in the order of their names."""
     return [tensors[name] for name in names]
 
 
@@ -162,13 +165,13 @@ def clone_tensors(tensors: NamedTensors) -> NamedTensors:
 
 
 def normalize(importance: Tensor) -> Tensor:
-    """Bring the importances of one tensor to 0..1."""
+    """Scale the importances of one tensor to 0..1, in the order they have."""
     low, high = importance.aminmax()
     return (importance - low).div_(high - low + 1e-8)
 
 
 def begin_fisher(fisher: NamedTensors, network: Network) -> NamedTensors:
-    """Return the running Fisher information at the start of a step: 1 for new parameters."""
+    """Return the Fisher information at the start of a step, with 1 for new parameters."""
     new = {
         name: value for name, value in trainable_parameters(network).items() if name not in fisher
     }
@@ -176,9 +179,9 @@ def begin_fisher(fisher: NamedTensors, network: Network) -> NamedTensors:
 
 
 def update_fisher(fisher: NamedTensors, network: Network) -> None:
-    """F <- 0.9 g^2 + 0.1 F, with the gradient g of a batch."""
+    """Update F <- 0.9 g^2 + 0.1 F with the gradient g of a batch."""
     names, _, gradients = with_gradients(network)
     if names:
-        running = rows_of(fisher, names)
+        running = select(fisher, names)
         torch._foreach_mul_(running, 1 - FISHER_SHARE)
         torch._foreach_addcmul_(running, gradients, gradients, value=FISHER_SHARE)

@@ -1,27 +1,24 @@
-"""Components of any method: functions that `nacre.training.loop` calls by name.
+"""Components that combine with any method: functions that `nacre.training.loop` calls by name.
 
-    freeze           what does not learn: no backward pass, and the teacher takes it over
-    pseudo_labels    background that the teacher is sure of gets the teacher's class
-    auxiliary_row    learns a row that calls every pixel negative; new rows are its copies (DKD)
-    fuse             at the end of a step W = (1 - a) W_old + a W_new for all that is old (EWF),
-                     with a = sqrt(N / (O + N)), O being the old channels, background included,
-                     and N the new ones, or a number of one's own. Old are weights, the affine
-                     parameters of norms and their running statistics, and old rows
+    freeze           freeze modules: no backward pass, and the teacher's features are reused
+    pseudo_labels    replace background labels by the teacher's class where it is certain
+    auxiliary_row    train a row to be negative on every pixel; new rows are its copies (DKD)
+    fuse             after a step interpolate W = (1 - a) W_old + a W_new for all old weights,
+                     batch norm statistics and old rows (EWF); a = sqrt(N / (O + N)) with O old
+                     channels, background included, and N new ones, or a given number
 
-Their keys stand beside the method's own: `method.freeze`, `method.fusion`, `method.pseudo_labels`,
-`method.init`. (That the backbone has a rate of its own is `train.backbone_lr_scale`.)
+Their keys are beside the method's own: `method.freeze`, `method.pseudo_labels`, `method.init`,
+`method.fusion`. (The learning rate of the backbone is `train.backbone_lr_scale`.)
 
 Pseudo-labels, with H the entropy of the teacher's softmax over its O channels, divided by log O:
 
-    a number    the greatest probability (of sigmoids where the method has them) >= the number
-    entropy     H < the median of H over the background pixels of the same teacher's class,
-                which a pass over the step's images finds before it begins, but at least 0.001
-                (PLOP)
+    a number    the greatest probability (of sigmoids if the method has them) >= the number
+    entropy     H < the median of H over the background pixels of the same predicted class, found
+                in a pass over the images before the first update, but at least 0.001 (PLOP)
     released    the same as PLOP's implementation computes it, see `nacre.losses.pseudo_labels`
 
-Pixels of which the teacher is not sure are ignored, or stay background where the method's loss
-knows what background may hide. The number of pixels that a loss is divided by stays that of the
-data's labels.
+Pixels where the teacher is not certain are ignored, or remain background if the method's loss
+models what the background may be. The divisor of the loss does not change.
 """
 
 import math
@@ -50,18 +47,18 @@ from nacre.methods.step import Batch, Step
 from nacre.models.network import Capability, Network, Output, Shared
 from nacre.models.norm import ABN
 
-BINS = 10_000
-"""Of the entropy's histogram; the median is interpolated within one."""
+NUM_BINS = 10_000
+"""Bins of the entropy's histogram; the median is interpolated within a bin."""
 
 NORMS = (ABN, nn.modules.batchnorm._BatchNorm)
 
 
 def required_by(method: Method) -> frozenset[Capability]:
-    """Return what a method and its components ask of a network beside logits."""
+    """Return what a method and its components need of a network beside logits."""
     config = method.config
     wanted: set[Capability] = set(method.requires)
     if not method.learns_by_gradient:
-        return frozenset(wanted)  # nothing learns that would have to be told apart
+        return frozenset(wanted)  # nothing has to be frozen
     if {"decoder", "old_rows"} & {*config.freeze} or config.init == "auxiliary":
         wanted.add("classifier")
     if "backbone" in config.freeze or config.freeze_step_0:
@@ -70,32 +67,32 @@ def required_by(method: Method) -> frozenset[Capability]:
 
 
 def shared_modules_of(method: Method) -> Shared:
-    """Return up to where the student computes what its teacher does."""
+    """Return which modules the student shares with its teacher, as they are frozen."""
     if not method.num_old or not method.freezes_backbone:
         return "nothing"
     return "decoder" if "decoder" in method.config.freeze else "backbone"
 
 
 def freeze(method: Method, step: Step) -> list[nn.Parameter]:
-    """Stop what does not learn in a step; return the parameters that learned until now."""
-    stopped: list[nn.Parameter] = []
-    for module in _frozen(method, step.network):
-        stopped += [one for one in module.parameters() if one.requires_grad]
+    """Freeze modules as the config says; return the parameters that this froze."""
+    frozen: list[nn.Parameter] = []
+    for module in _frozen_modules(method, step.network):
+        frozen += [value for value in module.parameters() if value.requires_grad]
         module.requires_grad_(False)
         for norm in _norms(module):
             norm.eval()
     if method.freezes_backbone:
-        backbone_of(step.network).eval()  # others drop paths, too
-    return stopped
+        backbone_of(step.network).eval()  # external ones may drop paths, too
+    return frozen
 
 
-def unfreeze(stopped: Iterable[nn.Parameter]) -> None:
-    """Unfreeze what `freeze` stopped, and nothing else."""
-    for parameter in stopped:
+def unfreeze(frozen: Iterable[nn.Parameter]) -> None:
+    """Unfreeze the parameters that `freeze` returned."""
+    for parameter in frozen:
         parameter.requires_grad_(True)
 
 
-def _frozen(method: Method, network: Network) -> Iterator[nn.Module]:
+def _frozen_modules(method: Method, network: Network) -> Iterator[nn.Module]:
     if method.freezes_backbone:
         yield backbone_of(network)
     if not method.num_old:
@@ -109,21 +106,21 @@ def _frozen(method: Method, network: Network) -> Iterator[nn.Module]:
 
 
 def _norms(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if isinstance(part, NORMS)]
+    return [child for child in module.modules() if isinstance(child, NORMS)]
 
 
 @torch.no_grad()
 def find_thresholds(method: Method, step: Step) -> None:
-    """Find the thresholds of pseudo-labels by entropy: one pass over the step's images."""
+    """Find the thresholds of pseudo-labels by entropy in one pass over the step's images."""
     rule, num_old = method.config.pseudo_labels, method.num_old
     if not num_old or rule not in ("entropy", "released"):
         return
     assert step.teacher is not None
-    bins = RELEASED_BINS if rule == "released" else BINS
+    bins = RELEASED_BINS if rule == "released" else NUM_BINS
     counts = torch.zeros(num_old, bins, dtype=torch.int64, device=step.dist.device)
     for batch in step.images():
-        view = _view(method, step.teacher(batch.images).logits, batch)
-        counts += score_histogram(view, batch.targets == 0, num_old, bins=bins)
+        prediction = _predict(method, step.teacher(batch.images).logits, batch)
+        counts += score_histogram(prediction, batch.targets == 0, num_old, bins=bins)
     counts = step.dist.sum(counts)
     find = released_thresholds if rule == "released" else median_thresholds
     step.thresholds = find(counts)
@@ -131,24 +128,25 @@ def find_thresholds(method: Method, step: Step) -> None:
 
 @torch.no_grad()
 def pseudo_labels(method: Method, step: Step, batch: Batch, teacher: Output | None) -> Batch:
-    """Put the teacher's classes in the place of background, where they are wanted."""
+    """Replace background labels by the teacher's classes where it is certain."""
     rule, num_old = method.config.pseudo_labels, method.num_old
     if not num_old or rule == "off" or teacher is None:
         return batch
     logits, unknown = teacher.logits, teacher.unknown if "unknown" in method.extra_rows else None
-    view = _view(method, logits if unknown is None else torch.cat([logits, unknown], 1), batch)
+    logits = logits if unknown is None else torch.cat([logits, unknown], 1)
+    prediction = _predict(method, logits, batch)
     if isinstance(rule, str):
         assert step.thresholds is not None
-        certain = accept_by_entropy(view, step.thresholds)
+        certain = accept_by_entropy(prediction, step.thresholds)
     else:
-        certain = view.scores >= rule
-    targets = pseudo_targets(batch.targets, view.channels, certain, unsure=method.unsure)
-    if unknown is not None:  # a teacher that is sure of it names nothing
+        certain = prediction.scores >= rule
+    targets = pseudo_targets(batch.targets, prediction.channels, certain, unsure=method.unsure)
+    if unknown is not None:  # the unknown class is no label
         targets = targets.masked_fill((batch.targets == 0) & (targets == num_old), 0)
-    weights = acceptance_rate(batch.targets, certain) if method.weighs_images else None
+    weights = acceptance_rate(batch.targets, certain) if method.weight_by_acceptance else None
     may_be = batch.may_be
     if may_be is not None and method.unsure == "ignored":
-        # What is background still is so in the eyes of a teacher that knows the old classes.
+        # The teacher knows the old classes and found none in what is still background.
         may_be = may_be.clone()
         may_be[:, 0, 1:num_old] = False
     return replace(
@@ -156,22 +154,22 @@ def pseudo_labels(method: Method, step: Step, batch: Batch, teacher: Output | No
     )
 
 
-def _view(method: Method, old_logits: Tensor, batch: Batch) -> TeacherPrediction:
-    """Return what a teacher takes each pixel for, and how sure of it the rule makes it."""
+def _predict(method: Method, old_logits: Tensor, batch: Batch) -> TeacherPrediction:
+    """Return the teacher's best channel of each pixel, with the score that the rule needs."""
     size = (batch.targets.shape[-2], batch.targets.shape[-1])
     rule = method.config.pseudo_labels
     if not isinstance(rule, str):
         score = "sigmoid" if method.config.has_sigmoids else "probability"
         return teacher_predictions(old_logits, size, score)  # type: ignore[arg-type]
-    view = teacher_predictions(old_logits, size, "entropy")
+    prediction = teacher_predictions(old_logits, size, "entropy")
     if rule == "released":
-        num_old, num_new = method.num_old, method.growth.num_new
-        view = view._replace(scores=released_scores(view.scores, num_old, num_new))
-    return view
+        scores = released_scores(prediction.scores, method.num_old, method.growth.num_new)
+        prediction = prediction._replace(scores=scores)
+    return prediction
 
 
 def auxiliary_row(method: Method, batch: Batch, student: Output) -> dict[str, Tensor]:
-    """Return the loss of the auxiliary row, if there is one."""
+    """Return the loss of the auxiliary row, if the config has one."""
     if method.config.init != "auxiliary":
         return {}
     assert student.auxiliary is not None
@@ -180,7 +178,7 @@ def auxiliary_row(method: Method, batch: Batch, student: Output) -> dict[str, Te
 
 
 def fuse(method: Method, step: Step) -> None:
-    """Fuse what was learned with what was known before."""
+    """Interpolate between the weights before and after the step, if the config says so."""
     rule = method.config.fusion
     if rule == "off" or not step.weights_before:
         return
@@ -190,51 +188,42 @@ def fuse(method: Method, step: Step) -> None:
 
 
 def fusion_factor(num_old: int, num_new: int) -> float:
-    """Return the share of what is new, by EWF's rule.
-
-    Args:
-        num_old: old channels, background included.
-        num_new: new channels.
-    """
+    """Return the share of the new weights by EWF's rule; `num_old` includes the background."""
     return math.sqrt(num_new / (num_old + num_new))
 
 
 @torch.no_grad()
 def fuse_(network: nn.Module, old: Mapping[str, Tensor], factor: float) -> None:
-    """Mix a network's tensors with those of the network it was learned from, in place.
+    """Interpolate in place between a network's tensors and those before the step.
 
     Args:
-        network: what was learned; it has all that `old` has, and may have grown.
-        old: the old network's `state_dict`. A tensor that has more rows now keeps the new ones.
-        factor: a, the share of what is new: 0 gives the old network back, 1 changes nothing.
+        network: The learned network; it has all tensors of `old`, some with more rows.
+        old: The `state_dict` of the network before. Additional rows stay as they are.
+        factor: The share of the new weights: 0 restores the old ones, 1 changes nothing.
 
     Raises:
-        NacreError: a tensor did not grow by rows alone; nothing was mixed.
+        NacreError: A tensor grew in another way; nothing was changed.
     """
-    mixed: set[object] = set()  # a tied tensor has several names, and is mixed once
+    fused: set[object] = set()  # a tied tensor has several names but is fused once
     for now, before in _old_slices(network, old):
         place = (now.data_ptr(), now.shape)
-        if now.is_floating_point() and place not in mixed:
+        if now.is_floating_point() and place not in fused:
             now.lerp_(before.to(now), 1 - factor)
-            mixed.add(place)
+            fused.add(place)
 
 
 def check_fusible(network: nn.Module, old: Mapping[str, Tensor]) -> None:
-    """Refuse a network that has grown in a way that cannot be fused with what it was.
-
-    Raises:
-        NacreError: a tensor of the old network did not grow by rows alone.
-    """
+    """Raise NacreError unless all tensors of the old network grew by rows alone."""
     _old_slices(network, old)
 
 
 def _old_slices(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return what each old tensor has become, without new rows, and the old tensor.
+    """Return pairs of each tensor, without its new rows, and its old value.
 
-    Rows come at the end of one dimension: the first, or the second of a transposed convolution.
+    New rows are at the end of dimension 0, or of dimension 1 in a transposed convolution.
     """
     state = network.state_dict()
-    parts: list[tuple[Tensor, Tensor]] = []
+    pairs: list[tuple[Tensor, Tensor]] = []
     for name, before in old.items():
         now = state.get(name)
         if now is not None and now.dim() == before.dim():
@@ -242,15 +231,14 @@ def _old_slices(network: nn.Module, old: Mapping[str, Tensor]) -> list[tuple[Ten
             for dim in grew[:1]:
                 now = now.narrow(dim, 0, before.shape[dim])
         if now is None or now.shape != before.shape:
-            became = "gone" if name not in state else _size(state[name])
+            became = "is gone" if name not in state else f"is now {_size(state[name])}"
             raise NacreError(
-                f"method.fusion: {name} was {_size(before)} and is {became} now, which "
-                "cannot be fused: only networks that grow by rows of their classifier can; leave "
-                "method.fusion=off"
+                f"method.fusion: {name} was {_size(before)} and {became}, but only networks that "
+                "grow by rows of their classifier can be fused; set method.fusion=off"
             )
-        parts.append((now, before))
-    return parts
+        pairs.append((now, before))
+    return pairs
 
 
 def _size(value: Tensor) -> str:
-    return " x ".join(map(str, value.shape)) or "a number"
+    return " x ".join(map(str, value.shape)) or "a scalar"

@@ -1,16 +1,15 @@
-"""Frozen network, new rows only (DFT*): after step 0 nothing learns but the rows of new classes.
+"""Frozen network, new rows only (DFT*): after step 0 only the rows of new classes learn.
 
     loss = cross-entropy over all channels (eq. 2)
 
 With everything else frozen, batch norm included, the gradient of a new row's logit is
-q[c] - [y = c] whatever the other labels are: background shift vanishes, no teacher is needed, the
-old classes stay as they are but for what new ones take from them, and there is no backward pass but
-the last layer's.
+q[c] - [y = c] whatever the other labels are. So there is no background shift, no teacher is needed,
+old classes only lose pixels to new ones, and the backward pass stops at the last layer.
 
-The learning rate is the whole tuning: too large a rate finds new classes everywhere. The preset
-`paper` has the released scripts' rates by task. In the released implementation the rows of all
-future classes are there from step 0 on, which needs to know how many there will be; here they start
-at random when their step begins.
+The learning rate is all there is to tune: if it is too large, new classes are predicted everywhere.
+The preset `paper` has the learning rates of the released scripts for each task. The released
+implementation has the rows of all future classes from step 0 on, so it must know their number; here
+they are initialized at random when their step begins.
 """
 
 from typing import Literal
@@ -21,7 +20,7 @@ from nacre.methods.base import Freeze, Method, MethodConfig
 
 
 class DftConfig(MethodConfig):
-    """Nothing of its own can be set."""
+    """The config of DFT, without keys of its own."""
 
     name: Literal["dft"] = Field("dft", description="frozen network, new rows only")
 
@@ -29,7 +28,7 @@ class DftConfig(MethodConfig):
 
 
 class Dft(Method):
-    """Cross-entropy on a frozen network: only new rows learn."""
+    """Cross-entropy on a frozen network in which only new rows learn."""
 
     name = "dft"
     Config = DftConfig

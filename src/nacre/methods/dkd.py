@@ -1,22 +1,22 @@
-"""DKD: one sigmoid per class, and what speaks for and against a class kept apart.
+"""DKD: one sigmoid per class, and distillation of the positive and negative parts of logits.
 
-There is no background channel: its logit is the constant 0, so that a pixel is background where no
+There is no background channel: its logit is the constant 0, so a pixel is background where no
 sigmoid is above 1/2. With B(t, x) the binary cross-entropy of a logit to a target,
 
     loss = sum over new c of B([y = c], x[c])            mean over pixels, positives weigh g
          + 5 * sum over old c of B(sigmoid(x_old[c]), x[c])                                   kd
          + 5 * the same with the positive parts x+ of the logits, and with the negative x-   dkd
-         + the auxiliary row's
+         + the loss of the auxiliary row
 
 x+ and x- are the sums over the features d of max(f[d] w[d], 0) and min(f[d] w[d], 0), at low
-resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to call every
-pixel negative, and new rows start as copies of it (`init=auxiliary`). After step 0 batch norm
-is frozen, and only new rows decay. The backbone's rate is a tenth of the others', as the preset
-`paper` has it (the released scripts' 0.001 is the backbone's).
+resolution and without bias (`nacre.losses.distillations`). The auxiliary row learns to be negative
+on every pixel, and new rows start as copies of it (`init=auxiliary`). After step 0 batch norm is
+frozen and weight decay only applies to new rows. In the preset `paper` the learning rate of the
+backbone is a tenth of the others' (0.001 in the released scripts is the backbone's).
 
 g is 1 on VOC and 35 on ADE20K, but at least 2 in step 0. In the released implementation pixels with
-the label 255 are negatives; here they are what `labels.border` says. On ADE20K its rate rises
-over the first fifth of a step, which `train.warmup_iterations` does where one knows that number.
+the label 255 are negatives; here `labels.border` decides. On ADE20K its learning rate rises over
+the first fifth of a step; set `train.warmup_iterations` to that number.
 """
 
 from typing import Any, Literal
@@ -45,13 +45,12 @@ from nacre.models.network import Network, Output
 SLOW_BACKBONE: dict[str, dict[str, Any]] = {
     "paper": {"backbone_lr_scale": 0.1},
 }
-"""Presets of `train` for methods whose backbone learns at a tenth of the rate."""
-POSITIVE_WEIGHT_IN_STEP_0 = 2.0
-"""The least weight of a class's own pixels in step 0."""
+"""Presets of `train` with a tenth of the learning rate for the backbone."""
+MIN_POSITIVE_WEIGHT_IN_STEP_0 = 2.0
 
 
 class SigmoidConfig(MethodConfig):
-    """The common part of the configs of methods with sigmoids and without a background channel."""
+    """The config of a method with sigmoids and without a background channel."""
 
     has_sigmoids = True
 
@@ -67,45 +66,45 @@ class DkdConfig(SigmoidConfig):
 
     name: Literal["dkd"] = Field("dkd", description="decomposed distillation")
     weight: float = Field(5.0, ge=0, description="weight of the distillation of logits")
-    decomposed_weight: float = Field(5.0, ge=0, description="weight of those of their parts")
-    positive_weight: float = Field(1.0, gt=0, description="weight of a new class's own pixels")
+    decomposed_weight: float = Field(5.0, ge=0, description="weight of the distillation of parts")
+    positive_weight: float = Field(1.0, gt=0, description="weight of positive pixels")
     freeze: Freeze = ("batch_norm",)
     init: NewRows = "auxiliary"
 
     @property
     def positive_weight_in_step_0(self) -> float:
-        """The weight of a class's own pixels in step 0."""
-        return max(self.positive_weight, POSITIVE_WEIGHT_IN_STEP_0)
+        """The weight of positive pixels in step 0."""
+        return max(self.positive_weight, MIN_POSITIVE_WEIGHT_IN_STEP_0)
 
 
 class SigmoidMethod(Method):
-    """Sigmoids without a background channel: channel 0 is the constant 0."""
+    """A method with sigmoids and without a background channel: its logit is the constant 0."""
 
     step_0 = "binary cross-entropy without background"
     uses_teacher = True
-    # No sigmoid is sure of background, whose logit is 0; what no class is sure of stays background.
+    # The background has no sigmoid that could be certain.
     unsure = "kept"
     requires = frozenset({"classifier"})
 
     def prepare(self, step: Step) -> None:
-        """Make the background's logit 0 in step 0; no loss and no decay ever moves it."""
+        """Make the background's logit 0 in step 0; no loss or weight decay changes it later."""
         if not self.num_old:
-            silence_background(step.network)
-        elif not is_background_silent(step.network):
+            zero_background_row(step.network)
+        elif not has_zero_background(step.network):
             raise NacreError(
-                f"{self.name} has no background channel, and the model has learned one: learn step "
-                f"0 with {self.name} too"
+                f"{self.name} cannot continue this model, as it has learned a background channel; "
+                f"learn step 0 with {self.name}, too"
             )
         super().prepare(step)
 
     def begin_step(self, step: Step) -> None:
-        """Keep the step: losses need the classifiers' rows."""
+        """Keep the step: the losses need the rows of its classifiers."""
         self.step = step
 
     def logit_losses(
         self, batch: Batch, student: Output, teacher: Output | None, positive_weight: float
     ) -> dict[str, Tensor]:
-        """Return `bce` of the new classes and, with a teacher, `kd` of the old ones."""
+        """Return `bce` of the new classes and, if there is a teacher, `kd` of the old ones."""
         first_new = self.growth.first_new
         first = first_new if teacher is None else 1
         labeled = pixel_count(student.logits, batch.targets, batch.num_valid_pixels)
@@ -131,7 +130,7 @@ class SigmoidMethod(Method):
 
 
 class Dkd(SigmoidMethod):
-    """Distils logits and their positive and negative parts."""
+    """Distillation of the logits and of their positive and negative parts."""
 
     name = "dkd"
     Config = DkdConfig
@@ -149,12 +148,12 @@ class Dkd(SigmoidMethod):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Describe how step 0 is learned, with the weight of its positive pixels."""
+        """Describe how step 0 is learned, including the weight of positive pixels."""
         assert isinstance(config, DkdConfig)
         return f"{super().step_0_of(config)}, positives x {config.positive_weight_in_step_0:g}"
 
     def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
-        """Make only new rows decay after step 0."""
+        """Restrict weight decay to new rows after step 0."""
         if not self.num_old:
             return groups
         new, old = split_new_rows(step, groups)
@@ -187,8 +186,8 @@ class Dkd(SigmoidMethod):
 
 
 @torch.no_grad()
-def silence_background(network: Network) -> None:
-    """Make the logit of channel 0 the constant 0."""
+def zero_background_row(network: Network) -> None:
+    """Set the row of channel 0 to zero, so that its logit is 0."""
     rows = classifier_of(network).rows[0]
     assert isinstance(rows, torch.nn.Conv2d)
     assert rows.bias is not None
@@ -196,8 +195,8 @@ def silence_background(network: Network) -> None:
     rows.bias[0] = 0
 
 
-def is_background_silent(network: Network) -> bool:
-    """Return whether the logit of channel 0 is the constant 0."""
+def has_zero_background(network: Network) -> bool:
+    """Return whether the row of channel 0 is zero."""
     rows, first = classifier_of(network), slice(0, 1)
     return bool((rows.weight(first) == 0).all() & (rows.bias(first) == 0).all())
 
@@ -205,12 +204,15 @@ def is_background_silent(network: Network) -> bool:
 def split_new_rows(
     step: Step, groups: list[ParamGroup]
 ) -> tuple[list[ParamGroup], list[ParamGroup]]:
-    """Split what learns into groups of the rows of new classes and groups of the rest."""
+    """Split parameter groups into those of the new classes' rows and those of the rest."""
     rows = {id(value) for value in classifier_of(step.network).rows[-1].parameters()}
-    halves: tuple[list[ParamGroup], list[ParamGroup]] = ([], [])
-    for half, wanted in zip(halves, (True, False), strict=True):
+
+    def select(is_new: bool) -> list[ParamGroup]:
+        selected = []
         for group in groups:
-            params = [value for value in group["params"] if (id(value) in rows) == wanted]
+            params = [value for value in group["params"] if (id(value) in rows) == is_new]
             if params:
-                half.append({**group, "params": params})
-    return halves
+                selected.append({**group, "params": params})
+        return selected
+
+    return select(True), select(False)

@@ -1,19 +1,19 @@
-"""Elastic weight consolidation (EWC): holds the parameters whose gradients were large.
+"""Elastic weight consolidation (EWC): a penalty on parameters whose gradients were large.
 
-The importance is the diagonal of the empirical Fisher information, as a running mean over the
-iterations with the gradient g of the cross-entropy (the penalty's is not in it):
+The importance is the diagonal of the empirical Fisher information: a running mean over the
+iterations, with the gradient g of the cross-entropy (without the penalty):
 
     F <- 0.9 g^2 + 0.1 F
     omega = normalized(F)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta*)^2
-    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   for each tensor
 
-F goes on from step to step and is 1 for parameters that are new; theta* are the parameters at the
-end of the step before. The original has a factor 1/2 in the penalty, the paper's released
-implementation has none, nor has this one.
+F continues from step to step and is 1 for new parameters; theta* are the parameters at the end of
+the step before. The original has a factor 1/2 in the penalty. The paper's released implementation
+has none, so neither has this one.
 
 Memory on the device after step 0: three times the parameters (F, normalized(F), theta*); in step
-0 once (F). A finished step keeps F.
+0 once (F). The model file contains F.
 """
 
 from typing import Literal
@@ -39,7 +39,7 @@ class EwcConfig(RegularizerConfig):
 
 
 class Ewc(ParameterRegularizer):
-    """Holds parameters by their Fisher information."""
+    """Penalty weighted by the Fisher information."""
 
     name = "ewc"
     Config = EwcConfig
@@ -48,7 +48,7 @@ class Ewc(ParameterRegularizer):
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
-        """Freeze the importance found so far, and go on measuring it."""
+        """Set the penalty by the Fisher information so far, which goes on running."""
         fisher = self.require_state("fisher")
         self.values = {"fisher": begin_fisher(fisher, step.network)}
         if self.num_old:
@@ -56,5 +56,5 @@ class Ewc(ParameterRegularizer):
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
-        """Count a batch."""
+        """Update the Fisher information."""
         update_fisher(self.values["fisher"], step.network)

@@ -1,17 +1,17 @@
-"""Endpoint weight fusion (EWF): after a step, old and new weights in one.
+"""Endpoint weight fusion (EWF): an interpolation of old and new weights after each step.
 
-A step is learned as `mib` learns it, with the old rows of the classifier frozen, and then
+A step is learned as in `mib`, with the old rows of the classifier frozen, and then
 
     W = (1 - a) W_old + a W_new,     a = sqrt(N / (O + N))
 
-for everything the old network had: weights, batch norm with its running statistics, old rows. O are
-the old channels, background included, N the new ones, whose rows stay as they were learned. It
-takes no time and no memory in training. A single step of one class hardly learns, as a is small:
-`fusion` can be a number.
+for everything that the old network has: weights, batch norm with its running statistics, old rows.
+O is the number of old channels, background included, and N that of new ones, whose rows do not
+change. Training takes no additional time or memory. With a single new class a is so small that the
+step hardly learns; `fusion` can also be a number.
 
-MiB's weight is 10 also in VOC 15-1, 100 in ADE20K's 100-10 and 100-5, as in the released scripts.
-Any other method has the same with `fusion=sqrt` and `freeze=[old_rows]`: with `plop`
-it is the PLOP + EWF of published tables.
+As in the released scripts MiB's weight is 10, also in VOC 15-1, and 100 in ADE20K's 100-10 and
+100-5. With `fusion=sqrt` and `freeze=[old_rows]` any other method does the same; with `plop` it is
+the PLOP + EWF of published tables.
 """
 
 from typing import Literal
@@ -23,7 +23,7 @@ from nacre.methods.mib import Mib, MibConfig
 
 
 class EwfConfig(MibConfig):
-    """MiB's config with what is fused and frozen."""
+    """MiB's config with fusion and frozen old rows."""
 
     name: Literal["ewf"] = Field("ewf", description="endpoint weight fusion")  # type: ignore[assignment]
     weight: float = Field(10.0, ge=0, description="weight of mib's distillation")
@@ -32,7 +32,7 @@ class EwfConfig(MibConfig):
 
 
 class Ewf(Mib):
-    """MiB whose steps end with a fusion of the weights."""
+    """MiB with a fusion of old and new weights after each step."""
 
     name = "ewf"
     Config = EwfConfig

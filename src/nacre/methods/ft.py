@@ -1,4 +1,4 @@
-"""Fine-tuning: cross-entropy on the new labels and nothing that remembers (eq. 2)."""
+"""Fine-tuning: the cross-entropy on the new labels alone (eq. 2)."""
 
 from typing import Literal
 
@@ -8,13 +8,13 @@ from nacre.methods.base import Method, MethodConfig
 
 
 class FineTuningConfig(MethodConfig):
-    """Fine-tuning has nothing to set."""
+    """The config of fine-tuning, without keys of its own."""
 
     name: Literal["ft"] = Field("ft", description="fine-tuning")
 
 
 class FineTuning(Method):
-    """Cross-entropy alone: learns the new classes and forgets the old ones."""
+    """Cross-entropy on the new labels, which forgets the old classes."""
 
     name = "ft"
     Config = FineTuningConfig

@@ -1,4 +1,4 @@
-"""Joint training: all classes and all labels in one step, the upper bound (eq. 2)."""
+"""Joint training: all classes and labels in one step, the upper bound (eq. 2)."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from nacre.methods.base import Method, MethodConfig
 
 
 class JointConfig(MethodConfig):
-    """Joint training has nothing to set."""
+    """The config of joint training, without keys of its own."""
 
     refused = dict.fromkeys(
         ("freeze", "fusion", "pseudo_labels", "init"), "it has no step after step 0"
@@ -18,7 +18,7 @@ class JointConfig(MethodConfig):
 
 
 class Joint(Method):
-    """Cross-entropy on a scenario whose steps are merged into one."""
+    """Cross-entropy in a single step that merges those of a scenario."""
 
     name = "joint"
     Config = JointConfig

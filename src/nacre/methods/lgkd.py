@@ -1,16 +1,15 @@
-"""Label-guided distillation (LGKD): PLOP, and a distillation that believes the labels.
+"""Label-guided distillation (LGKD): PLOP and a distillation of all channels that uses the labels.
 
     loss = PLOP's + mean over pixels of weight(y) * (- sum over all channels of p'[c] log q[c])
 
-with the student's softmax q over all channels. The teacher's p is 0 on the new ones; where the
-label names a new class y, what the teacher calls background is y: its probability is moved there
-(`nacre.losses.distillations`). The weight is `new_weight` on pixels of new classes and `old_weight`
-elsewhere. It is computed at the logits' own resolution, with the data's labels and not with
-pseudo-labels.
+with the student's softmax q over all channels. The teacher's p is 0 on the new channels; where the
+label is a new class y, its background probability is moved to y (`nacre.losses.distillations`). The
+weight is `new_weight` on pixels of new classes and `old_weight` elsewhere. The distillation uses
+the labels of the data, not pseudo-labels, at the resolution of the logits.
 
-The weights of the released scripts differ by task; the preset `paper` has them. They were chosen
-for ADE20K with twice the usual learning rates, which the preset has too; their batches of 12 or 16
-there, and of 16 in step 0 on VOC, it does not have.
+The weights of the released scripts differ between tasks; the preset `paper` has them. Those for
+ADE20K were chosen with twice the usual learning rates, which the preset has, too. It does not have
+the scripts' batch sizes (12 or 16 on ADE20K, 16 in step 0 on VOC).
 """
 
 from typing import Any, Literal
@@ -30,7 +29,7 @@ def _weights(old: float, new: float) -> dict[str, Any]:
 
 
 class LgkdConfig(PlopConfig):
-    """The weights of the distillation, and the factors of local POD."""
+    """PLOP's config with the weights of the distillation."""
 
     name: Literal["lgkd"] = Field("lgkd", description="PLOP with label-guided distillation")  # type: ignore[assignment]
     old_weight: float = Field(10.0, ge=0, description="weight on pixels of no new class")
@@ -38,7 +37,7 @@ class LgkdConfig(PlopConfig):
 
 
 class Lgkd(Plop):
-    """PLOP with a distillation of all channels that the labels guide."""
+    """PLOP with a label-guided distillation of all channels."""
 
     name = "lgkd"
     Config = LgkdConfig

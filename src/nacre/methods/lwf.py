@@ -1,12 +1,12 @@
 """Learning without forgetting (LwF): cross-entropy and distillation of the old channels.
 
 With the student's softmax q over all channels, the teacher's p over the old channels Y, and q^ the
-student's softmax over Y alone, a pixel labeled y has the loss (eq. 2, 5, 6)
+student's softmax over Y alone, the loss of a pixel labeled y is (eq. 2, 5, 6)
 
     -log q[y]  -  weight * 1/|Y| * sum over c in Y of p[c] log q^[c]
 
-Both terms take the background at its word: the label says background where an old class stands,
-and the teacher says background where a new class stands. That is what `mib` mends.
+Both terms ignore background shift: the label of an old class's pixel is background, and so is the
+teacher's prediction on a new class's pixel. `mib` models both.
 """
 
 from typing import Literal

@@ -1,22 +1,21 @@
-"""LwF-MC: learning without forgetting with one sigmoid per class (as iCaRL has) and no softmax.
+"""LwF-MC: learning without forgetting with one sigmoid per class, as in iCaRL, and no softmax.
 
 With s = sigmoid of the student's logits, p = sigmoid of the teacher's, y the label, b the
 background, Y the old channels (b included), and the binary cross-entropy
 
     B(t, s) = -t log s - (1 - t) log(1 - s)
 
-every pixel's loss is a sum over channels. Step 0 of all three variants, and then
+the loss of a pixel is a sum over channels:
 
     step 0     sum over all c of B([c is y], s[c])
     lwf-mc     the same + weight * sum over c in Y of B(p[c], s[c])
-    lwf-mc-d   sum over c in Y of B(p[c], s[c]) + sum over the new c of B([c is y], s[c])
+    lwf-mc-d   sum over c in Y of B(p[c], s[c]) + sum over new c of B([c is y], s[c])
     lwf-mc-c   as lwf-mc-d, but B([b is y], s[b]) for the background
 
-The background belongs to both worlds: `lwf-mc` takes it from the labels and from the teacher,
--d (distillation) from the teacher alone, -c (classification) from the labels alone; -c and -d
-differ in that channel only and have nothing to weigh. The paper gives the sums no formula; they
-are those of its released implementation. Step 0 is learned with sigmoids too, so it cannot be
-shared with methods that use a softmax.
+The variants differ in the target of the background: `lwf-mc` uses the labels and the teacher, -d
+(distillation) only the teacher, -c (classification) only the labels. -c and -d have no weight. The
+paper does not print these sums; they are those of its released implementation. As step 0 is learned
+with sigmoids, it cannot be shared with methods that use a softmax.
 """
 
 from typing import ClassVar, Literal
@@ -36,7 +35,7 @@ from nacre.models.network import Output
 
 
 class _SigmoidConfig(MethodConfig):
-    """One sigmoid per channel."""
+    """The config of a method with one sigmoid per channel."""
 
     has_sigmoids = True
 
@@ -49,13 +48,13 @@ class LwfMcConfig(_SigmoidConfig):
 
 
 class LwfMcCConfig(_SigmoidConfig):
-    """The variant has nothing to set."""
+    """The config of variant C, without keys of its own."""
 
     name: Literal["lwf-mc-c"] = Field("lwf-mc-c", description="LwF-MC, background from labels")
 
 
 class LwfMcDConfig(_SigmoidConfig):
-    """The variant has nothing to set."""
+    """The config of variant D, without keys of its own."""
 
     name: Literal["lwf-mc-d"] = Field("lwf-mc-d", description="LwF-MC, background from the teacher")
 
@@ -64,8 +63,8 @@ class _Binary(Method):
     """One sigmoid per channel in every step.
 
     Attributes:
-        background: Whose target the background has after step 0: the labels' and the teacher's, in
-            two sums, or that of one of them, in one sum.
+        background: The background's target after step 0: that of the labels and the teacher's, in
+            two sums, or only one of them, in one sum.
     """
 
     uses_teacher = True
@@ -73,10 +72,10 @@ class _Binary(Method):
     background: ClassVar[Literal["both", "labels", "teacher"]] = "both"
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the binary cross-entropy in step 0, later the variant's losses."""
+        """Return the binary cross-entropy in step 0, and the variant's losses afterwards."""
         old_logits = require_teacher(teacher).logits if self.num_old else None
         labeled = pixel_count(student.logits, batch.targets, batch.num_valid_pixels)
-        every = batch.targets.numel()
+        num_pixels = batch.targets.numel()
 
         def terms(
             x: Tensor, z: Tensor | None, y: Tensor, hidden: Tensor | None
@@ -86,7 +85,7 @@ class _Binary(Method):
             if self.background == "both":
                 return {
                     "bce": binary_cross_entropy(x, y, hidden=hidden, num_pixels=labeled),
-                    "kd": binary_distillation(x, z, num_pixels=every),
+                    "kd": binary_distillation(x, z, num_pixels=num_pixels),
                 }
             of_label = self.background == "labels"
             mixed = binary_mixed(
@@ -98,7 +97,7 @@ class _Binary(Method):
 
 
 class LwfMc(_Binary):
-    """Binary cross-entropy to the labels and to the teacher, weighted."""
+    """Binary cross-entropy to the labels, and a weighted one to the teacher."""
 
     name = "lwf-mc"
     Config = LwfMcConfig
@@ -107,13 +106,13 @@ class LwfMc(_Binary):
     config: LwfMcConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return both sums, the teacher's weighted."""
+        """Return both sums, that of the teacher weighted."""
         losses = super().losses(batch, student, teacher)
         return losses | ({"kd": self.config.weight * losses["kd"]} if self.num_old else {})
 
 
 class LwfMcC(_Binary):
-    """The background's target is the label's."""
+    """LwF-MC with the background's target from the labels."""
 
     name = "lwf-mc-c"
     Config = LwfMcCConfig
@@ -121,7 +120,7 @@ class LwfMcC(_Binary):
 
 
 class LwfMcD(_Binary):
-    """The background's target is the teacher's."""
+    """LwF-MC with the background's target from the teacher."""
 
     name = "lwf-mc-d"
     Config = LwfMcDConfig

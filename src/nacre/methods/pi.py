@@ -1,20 +1,20 @@
-"""Path integral (PI), or synaptic intelligence: holds parameters whose movement lowered the loss.
+"""Path integral (PI), or synaptic intelligence: a penalty by how much a movement lowered the loss.
 
-Every iteration adds to the path integral d of a parameter, with the gradient g of the
-cross-entropy at the present theta (the penalty's is not in it) and theta_prev of the iteration
-before; a step ends with a score that is added to those of the steps before:
+Each iteration adds to the path integral d of a parameter, with the gradient g of the cross-entropy
+at the current theta (without the penalty) and theta_prev of the iteration before. At the end of a
+step its score is added to that of the steps before:
 
     d <- d + g (theta_prev - theta)
     score <- score + max(0, d / ((theta - theta_start)^2 + 1e-20))
     omega = normalized(score)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta_start)^2
-    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   for each tensor
 
-d is 0 when a step begins, and theta_start are the parameters then. 1e-20 as in the paper's
-released implementation; the original damps the quotient far more.
+At the start of a step d is 0 and theta_start are the current parameters. 1e-20 is the value of the
+paper's released implementation; the original damps the quotient far more.
 
 Memory after step 0: five times the parameters (theta_start, theta_prev, d, score,
-normalized(score)); in step 0 three times. A finished step keeps the score.
+normalized(score)); in step 0 three times. The model file contains the score.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ from nacre.methods._regularizer import (
     RegularizerConfig,
     clone_tensors,
     normalize,
-    rows_of,
+    select,
     trainable_parameters,
     with_gradients,
 )
@@ -44,7 +44,7 @@ class PiConfig(RegularizerConfig):
 
 
 class Pi(ParameterRegularizer):
-    """Holds parameters by what their movement gained."""
+    """Penalty weighted by the path integral."""
 
     name = "pi"
     Config = PiConfig
@@ -53,7 +53,7 @@ class Pi(ParameterRegularizer):
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
-        """Freeze the score found so far, and begin a path."""
+        """Set the penalty by the score so far, and start a new path."""
         score = self.require_state("score")
         parameters = trainable_parameters(step.network)
         self.values = {
@@ -69,9 +69,9 @@ class Pi(ParameterRegularizer):
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
-        """Add to the path integral what the last update moved."""
+        """Add the movement of the last update to the path integral."""
         names, values, gradients = with_gradients(step.network)
-        path, previous = (rows_of(self.values[key], names) for key in ("path", "previous"))
+        path, previous = (select(self.values[key], names) for key in ("path", "previous"))
         if names:
             torch._foreach_sub_(previous, values)
             torch._foreach_addcmul_(path, gradients, previous)
@@ -83,6 +83,6 @@ class Pi(ParameterRegularizer):
         path, start, score = (self.values[key] for key in ("path", "anchor", "score"))
         for name, value in trainable_parameters(step.network).items():
             moved = (value - start[name]).square_().add_(EPSILON)
-            found = path[name].div(moved).clamp_(min=0)
-            score[name] = found + score[name] if name in score else found
+            gain = path[name].div(moved).clamp_(min=0)
+            score[name] = gain + score[name] if name in score else gain
         super().end_step(step)

@@ -1,22 +1,22 @@
-"""PLOP: pseudo-labels where the teacher is sure, and features held by the means of their bands.
+"""PLOP: pseudo-labels where the teacher is certain, and distillation of features (local POD).
 
-    loss = factor * cross-entropy (eq. 2) on mended labels + local POD
+    loss = factor * cross-entropy (eq. 2) on pseudo-labels + local POD
 
-Background that the teacher is sure of gets the teacher's class, the rest of the background is
-ignored, and an image's cross-entropy weighs by the share that was accepted
-(`nacre.methods.components`). Local POD compares, for the backbone's stages (before their last
-activation), the decoder's features and the logits, all squared, the means over rows and columns of
-the whole map, its quarters and its sixteenths (`nacre.losses.distillations`):
+Background pixels get the teacher's class where it is certain and are ignored elsewhere. The factor
+of an image is the share of its background with pseudo-labels (`nacre.methods.components`). Local
+POD squares the features of the backbone's stages (before their last activation), of the decoder,
+and the logits, and compares the means over rows and columns of the whole map, its quarters and its
+sixteenths (`nacre.losses.distillations`):
 
     pod = sqrt(T/N) / layers * sum over the layers of factor * mean over images of |Phi - Phi_old|
 
-with T all channels and N the new ones; for the logits the new channels are added to the
-background's. New rows start from the background's (eq. 8, 9).
+with T all channels and N the new ones; the logits of new channels are added to the background's.
+New rows start from the background's (eq. 8, 9).
 
 The threshold of a class is the median of the teacher's normalized entropy over the class's pixels.
-What PLOP's implementation computes instead (an entropy divided once too often and a median that
-adds bin numbers), and what its published figures are for, is `pseudo_labels=released`: on
-ADE20K it accepts every pixel. Its factors are 0.01 for features and 0.0005 for logits on VOC, 0.001
+PLOP's implementation computes something else (it divides the entropy once too often and adds bin
+numbers in the median), and its published results are for that: `pseudo_labels=released`. On ADE20K
+this accepts every pixel. PLOP's factors are 0.01 for features and 0.0005 for logits on VOC, 0.001
 and 0.00001 on ADE20K, for ResNet-101 with in-place ABN.
 """
 
@@ -39,12 +39,12 @@ from nacre.models.network import Output
 
 
 class PlopConfig(MethodConfig):
-    """The factors of local POD."""
+    """The factors of local POD, and PLOP's components."""
 
     name: Literal["plop"] = Field("plop", description="pseudo-labels and local POD")
-    pod: float = Field(0.01, ge=0, description="factor of the features' distance (VOC: 0.01)")
+    pod: float = Field(0.01, ge=0, description="factor of the distance of features (VOC: 0.01)")
     pod_logits: float = Field(
-        0.0005, ge=0, description="factor of the logits' distance (VOC: 0.0005)"
+        0.0005, ge=0, description="factor of the distance of logits (VOC: 0.0005)"
     )
 
     pseudo_labels: PseudoLabels = "entropy"
@@ -61,19 +61,19 @@ class Plop(Method):
     tunable = ("pod",)
     uses_teacher = True
     uses_stages = True
-    weighs_images = True
+    weight_by_acceptance = True
     requires = frozenset({"features", "stages"})
     config: PlopConfig
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy on pseudo-labels, and local POD."""
+        """Return the cross-entropy on pseudo-labels and local POD."""
         losses = label_cross_entropy(batch, student)
         if self.num_old:
             losses["pod"] = self.pod(student, require_teacher(teacher))
         return losses
 
     def pod(self, student: Output, teacher: Output) -> Tensor:
-        """Return the distance of stages, decoder features and logits to the teacher's."""
+        """Return the distance of stages, decoder features and logits from the teacher's."""
         pairs = [
             *zip(student.stages, teacher.stages, strict=True),
             (student.decoder_features, teacher.decoder_features),

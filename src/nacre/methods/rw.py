@@ -1,22 +1,22 @@
-"""Riemannian walk (RW): the Fisher information of `ewc` and a score along the path, together.
+"""Riemannian walk (RW): the Fisher information of `ewc` together with a score along the path.
 
-F runs as in `ewc`. Every tenth iteration adds to the score s of a parameter what its movement
-gained for the distance it went, in the metric of F, with the gradient g of the cross-entropy (the
-penalty's is not in it) and theta_prev of ten iterations before:
+F is as in `ewc`. Every tenth iteration adds to the score s of a parameter how much its movement
+lowered the loss, relative to the distance in the metric of F, with the gradient g of the
+cross-entropy (without the penalty) and theta_prev of ten iterations before:
 
     s <- s + g (theta_prev - theta) / (F (theta - theta_prev)^2 / 2 + 1e-8)
     F <- 0.9 g^2 + 0.1 F
     score <- (score + max(0, s)) / 2   at the end of a step
     omega = normalized(F) + normalized(score)   of the step before
     loss = cross-entropy + weight * sum of omega (theta - theta*)^2
-    normalized(w) = (w - min w) / (max w - min w + 1e-8),   tensor by tensor
+    normalized(w) = (w - min w) / (max w - min w + 1e-8),   for each tensor
 
-s is 0 when a step begins, F goes on from step to step, in every iteration and after s, and is 1
-for parameters that are new; the first score of a parameter is max(0, s). theta* are the
-parameters at the end of the step before.
+s is 0 at the start of a step. F continues from step to step, is updated in each iteration after s,
+and is 1 for new parameters. The first score of a parameter is max(0, s). theta* are the parameters
+at the end of the step before.
 
-Memory after step 0: six times the parameters (F, s, theta_prev, score, the sum of the normalized
-two, theta*); in step 0 three times. A finished step keeps F and the score.
+Memory after step 0: six times the parameters (F, s, theta_prev, score, the normalized sum,
+theta*); in step 0 three times. The model file contains F and the score.
 """
 
 from typing import Literal
@@ -31,7 +31,7 @@ from nacre.methods._regularizer import (
     begin_fisher,
     clone_tensors,
     normalize,
-    rows_of,
+    select,
     trainable_parameters,
     update_fisher,
     with_gradients,
@@ -51,7 +51,7 @@ class RwConfig(RegularizerConfig):
 
 
 class Rw(ParameterRegularizer):
-    """Holds parameters by their Fisher information and by what their movement gained."""
+    """Penalty weighted by the Fisher information and the score of the walk."""
 
     name = "rw"
     Config = RwConfig
@@ -60,7 +60,7 @@ class Rw(ParameterRegularizer):
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
-        """Freeze what was found so far, and begin a walk."""
+        """Set the penalty by Fisher information and score so far, and start a new walk."""
         fisher, score = self.require_state("fisher"), self.require_state("walk_score")
         parameters = trainable_parameters(step.network)
         self.values = {
@@ -71,17 +71,17 @@ class Rw(ParameterRegularizer):
             "count": {"iterations": torch.zeros((), dtype=torch.int64)},
         }
         if self.num_old:
-            both = {k: normalize(one) + normalize(score[k]) for k, one in fisher.items()}
+            both = {k: normalize(value) + normalize(score[k]) for k, value in fisher.items()}
             self.hold(step, both)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the tensors; the count stays on the CPU, since every update reads it."""
+        """Restore the tensors; the count stays on the CPU, as every update reads it."""
         super().load_state(state)
         self.values["count"] = {k: v.cpu() for k, v in self.values.get("count", {}).items()}
 
     @torch.no_grad()
     def after_backward(self, step: Step) -> None:
-        """Count a batch."""
+        """Update the walk, every tenth iteration, and the Fisher information."""
         iterations = self.values["count"]["iterations"]
         if iterations and iterations % EVERY == 0:
             self._walk(step.network)
@@ -93,7 +93,7 @@ class Rw(ParameterRegularizer):
         if not names:
             return
         fisher, walk, previous = (
-            rows_of(self.values[key], names) for key in ("fisher", "walk", "previous")
+            select(self.values[key], names) for key in ("fisher", "walk", "previous")
         )
         moved = torch._foreach_sub(previous, values)
         distance = torch._foreach_mul(moved, moved)
@@ -109,7 +109,7 @@ class Rw(ParameterRegularizer):
         """Average this step's score with the earlier one."""
         score = self.values["walk_score"]
         for name, value in self.values["walk"].items():
-            found = value.clamp_(min=0)
-            past = score.get(name)
-            score[name] = found if past is None else found.add_(past).mul_(0.5)
+            gain = value.clamp_(min=0)
+            earlier = score.get(name)
+            score[name] = gain if earlier is None else gain.add_(earlier).mul_(0.5)
         super().end_step(step)

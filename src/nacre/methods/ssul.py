@@ -1,26 +1,24 @@
-"""SSUL: a frozen network, one sigmoid per class, and a row for what is unknown.
+"""SSUL: a frozen network, one sigmoid per class, and a row for unknown classes.
 
-A pixel labeled background is *unknown* u: it may be any class that is not learned yet. (SSUL's rule
-for ADE20K. On VOC it asks an external network which background is salient, and leaves the rest
-background, which is not done here.) With logits x, the target y and the teacher's sigmoids s over
+A pixel labeled background is *unknown* u: it may be any class that is not learned yet. (That is
+SSUL's rule for ADE20K. On VOC it uses an external saliency network and leaves the rest background,
+which is not implemented here.) With logits x, the target y and the teacher's sigmoids s over
 background, unknown and old classes,
 
-    y' = argmax s        where y is background, s[y'] >= 0.7 and y' is an old class, else y
+    y' = argmax s        if y is background, s[y'] >= 0.7 and y' is an old class, else y
     loss = sum over c in {b, u, new classes} of binary cross-entropy(x[c], [y' = c])
 
-Old rows are frozen: their terms have no gradient and are left out. After step 0 backbone, decoder,
-batch norm and old rows do not move; the rows of new classes and of unknown learn. New rows start as
-copies of unknown's. For inference unknown counts as background: the score of b is
-logit(sigmoid(x[b]) + sigmoid(x[u])), taken before the scores are upsampled.
+Old rows are frozen, so their terms have no gradient and are left out. After step 0 only the rows of
+new classes and of unknown learn. New rows start as copies of unknown's. At inference unknown counts
+as background: the score of b is logit(sigmoid(x[b]) + sigmoid(x[u])), before upsampling.
 
-With `branches` every row, unknown's too, has a 3x3 convolution of its own (590,000 weights per
-step with 256 features), which a new row takes over from unknown's: that is the released network,
-and the preset `paper` has it.
+With `branches` each row, unknown's included, has a 3x3 convolution of its own (590,000 weights per
+step with 256 features), which a new row copies from unknown's. This is the released network, and
+the preset `paper` uses it.
 
-What the released implementation does otherwise: it chooses the epoch by its score on test images,
-which is not done here; and the background's own row learns at 1/10,000 of the rate, here it is
-frozen with the old ones. On ADE20K its rate rises over the first tenth of a step
-(`train.warmup_iterations`).
+Differences from the released implementation: it chooses the epoch by the score on test images, and
+its background row learns at 1/10,000 of the learning rate, while it is frozen here. On ADE20K its
+learning rate rises over the first tenth of a step (`train.warmup_iterations`).
 """
 
 from typing import Literal
@@ -46,28 +44,28 @@ from nacre.methods.base import (
 from nacre.models.network import Network, Output
 
 NO_CHANNEL = -1
-"""The target of a pixel that is none of the channels."""
+"""The target of a pixel of an old class, which is none of the channels."""
 
 NOT_COUNTED = -2
-"""What `unknown_targets` makes of a pixel that does not count."""
+"""The target of an ignored pixel."""
 
 
 class SsulConfig(MethodConfig):
-    """SSUL's config: among others, whether rows have features of their own."""
+    """SSUL's config, with an optional convolution for each row."""
 
     has_sigmoids = True
     refused = {"init": "new rows start from the unknown row"}
 
     name: Literal["ssul"] = Field("ssul", description="frozen network and an unknown class")
     branches: bool = Field(
-        False, description="a 3x3 convolution of its own for every row, as released"
+        False, description="give each row a 3x3 convolution of its own, as in the released code"
     )
     freeze: Freeze = ("backbone", "decoder", "batch_norm", "old_rows")
     pseudo_labels: PseudoLabels = 0.7
 
 
 class Ssul(Method):
-    """Sigmoids on a frozen network; what is unknown has a row of its own."""
+    """Sigmoids on a frozen network, with a row for unknown classes."""
 
     name = "ssul"
     Config = SsulConfig
@@ -85,21 +83,21 @@ class Ssul(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Describe how step 0 is learned; branches are there from then on."""
+        """Describe how step 0 is learned, including the branches."""
         assert isinstance(config, SsulConfig)
         return super().step_0_of(config) + (", branches" if config.branches else "")
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Make new classes start as what is unknown."""
+        """Add new rows as copies of the unknown row."""
         if classifier_of(network).unknown is None:
             raise NacreError(
-                "ssul starts new classes from a row for what is unknown, and the model has none: "
-                "learn step 0 with ssul too"
+                "the model has no row for unknown classes, which ssul copies for new ones; learn "
+                "step 0 with ssul, too"
             )
         classifier_of(network).grow_from("unknown", num_new)
 
     def prepare(self, step: Step) -> None:
-        """Add the unknown row in step 0, and branches if wanted."""
+        """Add the unknown row in step 0, and the branches if the config says so."""
         if not self.num_old:
             classifier = classifier_of(step.network)
             if self.config.branches:
@@ -130,25 +128,20 @@ class Ssul(Method):
         return by_strips(terms, torch.cat(channels, 1), None, targets, hidden)
 
     def _hidden(self, batch: Batch, first_new: int) -> Tensor | None:
-        """Return which of background, unknown and the new classes hide: never the first two."""
+        """Return N,C: hidden classes among background, unknown (both never) and the new classes."""
         if batch.hidden is None:
             return None
         return F.pad(batch.hidden[:, first_new:], (2, 0), value=False)
 
 
 def unknown_targets(targets: Tensor, num_old: int) -> Tensor:
-    """Return targets over background 0, unknown 1 and the new classes.
+    """Return targets over background 0, unknown 1 and the new classes from 2 on, int32.
 
-    Args:
-        targets: N,H,W, numbers over all channels; pseudo-labels may be among them.
-        num_old: old channels, background included; 1 in step 0.
-
-    Returns:
-        N,H,W, int32: the second new class is 3, old classes are `NO_CHANNEL`, pixels that do not
-        count are `NOT_COUNTED`, whatever the type of the targets.
+    Background becomes unknown, old classes `NO_CHANNEL` and ignored pixels `NOT_COUNTED`. `num_old`
+    is the number of old channels, background included, and 1 in step 0.
     """
     ignored = targets == ignore_value(targets)
     numbers = targets.to(torch.int32)
-    found = torch.where((numbers >= num_old) & ~ignored, numbers - num_old + 2, NO_CHANNEL)
-    found = torch.where(numbers == 0, 1, found)
-    return torch.where(ignored, NOT_COUNTED, found).to(torch.int32)
+    channels = torch.where((numbers >= num_old) & ~ignored, numbers - num_old + 2, NO_CHANNEL)
+    channels = torch.where(numbers == 0, 1, channels)
+    return torch.where(ignored, NOT_COUNTED, channels).to(torch.int32)

@@ -1,44 +1,44 @@
-"""STAR: statistics of old classes' features take the place of old images.
+"""STAR: replay of feature statistics of old classes instead of their images.
 
-One sigmoid per class, without a background channel (its logit is the constant 0). After its own
-step a class leaves a prototype, its noise, the mean and deviation of its features' lengths and a
-number of pixels, about 2 D + 3 numbers (`nacre.losses.statistics`). With N_k the pixels of class k
-in its own step and N_0 those of background, P_k and P_0 the pixels of this step that are labeled
-background and that the teacher gives to k or to no class (all on the grid of the features, over one
-epoch), an iteration draws
+There is one sigmoid per class and no background channel (its logit is the constant 0). After its
+step a class leaves a prototype, its noise, the mean and standard deviation of its features' lengths
+and a number of pixels: about 2 D + 3 numbers (`nacre.losses.statistics`). Pixels are counted on the
+grid of the features. N_k is the number of pixels of class k in its own step and N_0 that of the
+background; P_k and P_0 are the pixels of this step that are labeled background and that the teacher
+assigns to k or to no class. An iteration draws, for each old class,
 
     n_k = floor(max(0, N_k - P_k) / iterations per epoch)     (without P_k if not overlapped)
 
-features x of each old class: those that the step's own images lack. Background that the step lacks
-is made up for by counting its own again,
+features x: as many as the images of this step lack. Missing background is replaced by counting the
+step's own background repeatedly,
 
-    r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   else
+    r = max(0, N_0 (1 - 0.01 |new classes|) / P_0 - 1/2)   overlapped,   N_0 / P_0   otherwise
 
-B being the pixels of the batch that are labeled background and of which the teacher says so too.
-With w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
+times. B are the pixels of the batch that are background for both the label and the teacher. With
+w_f = sum n_k / (N h w) and w_b = r |B| / (N h w),
 
-    loss = sum over the new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
-         + 5 * distance of old classes' features to the teacher's
-         + 0.05 * 1 / distance of new classes' directions to old prototypes
+    loss = sum over new c of (labels[c] + w_f drawn[c] + w_b background[c]) / (1 + w_f + w_b)
+         + 5 * distance of the old classes' features from the teacher's
+         + 0.05 / distance of the new classes' directions from old prototypes
     drawn[c] = mean over the drawn x of log(1 + e^x_c),  background[c] = the same over B
 
-labels[c] is the binary cross-entropy; positive pixels weigh 4 on VOC and 30 on ADE20K. (The divisor
-takes |B| as its mean over the step's batches, so that neither accumulation nor several processes
-change it.) After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 (overlapped), or
-N_0 + P_0 and N_k becomes N_k + P_k.
+labels[c] is the binary cross-entropy; positive pixels weigh 4 on VOC and 30 on ADE20K. (In the
+divisor |B| is its mean over the batches of the step, so that neither accumulation nor the number of
+processes changes it.) After a step N_0 becomes N_0 (1 - 0.01 |new classes|) + P_0 / 2 if
+overlapped; otherwise N_0 + P_0, and N_k becomes N_k + P_k.
 
-Only the rows of new classes are learned from labels; old rows and batch norm are frozen after step
-0. The backbone's rate is a tenth (in the preset `paper`) and that of new rows ten
-times the decoder's, as released.
+Only the rows of new classes learn from labels; old rows and batch norm are frozen after step 0. As
+in the released code, the learning rate of the backbone is a tenth (in the preset `paper`) and that
+of new rows ten times the decoder's.
 
-Mended here: the released noise of later classes is taken about the prototypes of other, older
-classes, here about their own; a drawn vector has one length and not one for each of its channels;
-drawn features are not negative behind a ReLU; a batch without old pixels, or without a new class,
-adds 0 and not 0/0 or a constant; old rows, which no loss trains, do not shrink by weight decay; the
-teacher's regions are counted once per step, so that time does not grow with the steps. Kept as
-released: the teacher says a class where its logit is above 0.5 and not above 0, and prototypes stay
-where they are though the backbone learns, at a tenth of the rate. The two distances are means over
-a micro-batch (`train.micro_batch`), all else is over the batch.
+Differences from the released code: the noise of later classes is taken about their own prototypes
+and not about those of older classes; a drawn vector has one length and not one per channel; behind
+a ReLU drawn features are not negative; a batch without old pixels or without a new class adds 0 and
+not 0/0 or a constant; old rows do not shrink by weight decay; the teacher's pixels are counted once
+per step, so that the time does not grow with the steps. As in the released code the teacher
+predicts a class where its logit is above 0.5 (not 0), and prototypes stay as they are although the
+backbone goes on learning. The two distances are means over a micro-batch (`train.micro_batch`);
+all other terms are over the batch.
 """
 
 from dataclasses import dataclass, fields
@@ -76,35 +76,35 @@ from nacre.methods.base import (
 from nacre.methods.dkd import SLOW_BACKBONE, SigmoidConfig, SigmoidMethod, split_new_rows
 from nacre.models.network import Output
 
-SURE = 0.5
-"""The teacher says a class where its logit is above this."""
+TEACHER_LOGIT = 0.5
+"""The teacher predicts a class where its logit is above this."""
 CONTRAST = 0.05
-"""Weight of the distance to old prototypes."""
+"""Weight of the distance from old prototypes."""
 NEW_ROWS_LR = 10.0
-"""Learning rate of new rows over the decoder's."""
-_SURE_SIGMOID = float(torch.tensor(SURE).sigmoid())
+"""Learning rate of new rows as a factor of the decoder's."""
+_TEACHER_SIGMOID = float(torch.tensor(TEACHER_LOGIT).sigmoid())
 
 
 class StarConfig(SigmoidConfig):
-    """The weights of the terms, and how background is counted."""
+    """The weights of the terms."""
 
     name: Literal["star"] = Field("star", description="replay of class statistics")
-    weight: float = Field(5.0, ge=0, description="weight of old classes' features")
-    positive_weight: float = Field(4.0, gt=0, description="weight of a class's own pixels")
+    weight: float = Field(5.0, ge=0, description="weight of the distance between features")
+    positive_weight: float = Field(4.0, gt=0, description="weight of positive pixels")
 
     freeze: Freeze = ("batch_norm", "old_rows")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The features replayed in each update of a step.
+    """The features that are replayed in each update of a step.
 
     Attributes:
-        statistics: Of the old classes.
-        counts: Features to draw of each.
-        num_drawn: Features to draw in all.
-        background_weight: How many times over background counts again, r.
-        cells_per_batch: Pixels of a batch, on the grid of the features.
+        statistics: The statistics of the old classes.
+        counts: How many features to draw of each.
+        num_drawn: How many features that are in all.
+        background_weight: How often background is counted again, r.
+        cells_per_batch: Pixels of a batch on the grid of the features.
         divisor: What labels, drawn features and background are divided by.
     """
 
@@ -137,87 +137,79 @@ class Star(SigmoidMethod):
     def __init__(self, config: Any, growth: Growth) -> None:
         super().__init__(config, growth)
         self.values: dict[str, Tensor] = {}
-        self._known: Replay | None = None
+        self._replay: Replay | None = None
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Describe how step 0 is learned, with the weight of its positive pixels."""
+        """Describe how step 0 is learned, including the weight of positive pixels."""
         assert isinstance(config, StarConfig)
         return f"{super().step_0_of(config)}, positives x {config.positive_weight:g}"
 
-    def begin_step(self, step: Step) -> None:
-        """Refuse to begin without the statistics of the old classes."""
-        super().begin_step(step)
-        self._known = None
-        if self.num_old and "statistics.background" not in self.values:
-            raise NacreError(
-                "star needs the statistics of the steps before this one, and their model has none: "
-                "learn step 0 with star too"
-            )
-
-    def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
-        """Make new rows learn faster after step 0."""
-        if not self.num_old:
-            return groups
-        new, rest = split_new_rows(step, groups)
-        return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
-
     @torch.no_grad()
-    def survey(self, step: Step) -> None:
-        """Count the pixels of each old class and of none, on the grid, as far as there are any.
-
-        Background is what the teacher takes it for; where old images are kept, some are labeled.
-        """
+    def begin_step(self, step: Step) -> None:
+        """Count the teacher's pixels in one pass over the images, on the grid of the features."""
+        super().begin_step(step)
+        self._replay = None
         if not self.num_old:
             return
+        if "statistics.background" not in self.values:
+            raise NacreError(
+                "the model has no statistics of its old classes, which star needs; learn step 0 "
+                "with star, too"
+            )
         assert step.teacher is not None
-        # Cells of new classes are counted in the last place, which is all cells'.
+        # The last place counts the pixels of new classes and is replaced by the number of pixels.
         counts = torch.zeros(self.num_old + 1, dtype=torch.int64, device=step.dist.device)
         cells = 0
         for batch in step.images():
             logits = step.teacher(batch.images).logits
             targets = grid_targets(batch.targets, (logits.shape[-2], logits.shape[-1]))
+            # Exemplars may be labeled with old classes.
             is_old = (targets >= 0) & (targets < self.num_old)
-            said = torch.where(is_old, targets.long(), self.num_old)
-            said = torch.where(targets == 0, teacher_regions(logits), said).flatten()
-            counts.index_add_(0, said, torch.ones_like(said))
+            channels = torch.where(is_old, targets.long(), self.num_old)
+            channels = torch.where(targets == 0, teacher_regions(logits), channels).flatten()
+            counts.index_add_(0, channels, torch.ones_like(channels))
             cells += targets.numel()
-        seen = counts.cpu().double()
-        seen[-1] = cells
-        self.values["seen.counts"] = step.dist.sum(seen)
+        pixels = counts.cpu().double()
+        pixels[-1] = cells
+        self.values["step.counts"] = step.dist.sum(pixels)
+
+    def param_groups(self, step: Step, groups: list[ParamGroup]) -> list[ParamGroup]:
+        """Raise the learning rate of new rows after step 0."""
+        if not self.num_old:
+            return groups
+        new, rest = split_new_rows(step, groups)
+        return rest + [{**group, "lr_scale": NEW_ROWS_LR * group["lr_scale"]} for group in new]
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return the cross-entropy of new classes, with background again, and the two distances."""
+        """Return the cross-entropy of new classes, the replayed background and both distances."""
         first_new, weight = self.growth.first_new, self.config.positive_weight
         labeled = self.logit_losses(batch, student, None, weight)["bce"]
         if not self.num_old:
             return {"bce": labeled}
-        seen = require_teacher(teacher)
+        teacher = require_teacher(teacher)
         size = (student.logits.shape[-2], student.logits.shape[-1])
         targets = grid_targets(batch.data_targets, size)
-        sure = grid_targets(batch.sure_targets(self.growth.first_new), size)
-        is_background = (sure == 0) & (teacher_regions(seen.logits) == 0)
-        replay = self._replay
-        # To select background first would mean to ask a GPU how much there is.
+        certain = grid_targets(batch.sure_targets(first_new), size)
+        is_background = (certain == 0) & (teacher_regions(teacher.logits) == 0)
+        replay = self.replay
+        # A product instead of a selection, whose size a GPU would have to be waited for.
         again = (F.softplus(student.logits[:, first_new:]) * is_background.unsqueeze(1)).sum()
         return {
             "bce": labeled / replay.divisor,
             "background": replay.background_weight * again / targets.numel() / replay.divisor,
-            "features": self.config.weight * self._hold_features(batch, student, seen),
+            "features": self.config.weight * self._feature_distance(batch, student, teacher),
             "contrast": CONTRAST * self._contrast(student, targets),
         }
 
     def penalties(self, step: Step) -> dict[str, Tensor]:
-        """Return the cross-entropy of drawn features, once per batch: they are no pixels of it."""
-        if not self.num_old or not self._replay.num_drawn:
+        """Return the cross-entropy of drawn features; they are drawn once per batch."""
+        if not self.num_old or not self.replay.num_drawn:
             return {}
-        replay = self._replay
-        # Where features come from a ReLU none is negative.
+        replay = self.replay
         norm = getattr(deeplab(step.network).decoder, "norm", None)
         non_negative = norm is not None and norm.activation == "relu"
-        drawn = draw_features(
-            replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative
-        )
+        drawn = draw_features(replay.statistics, replay.counts, non_negative=non_negative)
         new = slice(self.num_old, None)
         classifier = classifier_of(step.network)
         weight = classifier.weight(new)
@@ -226,7 +218,7 @@ class Star(SigmoidMethod):
 
     @torch.no_grad()
     def end_step(self, step: Step) -> None:
-        """Keep the statistics of the new classes: one pass over the step's images."""
+        """Collect the statistics of the new classes in one pass over the step's images."""
         first_new = self.growth.first_new
         moments, background = collect_moments(step, first_new)
         new = feature_statistics(moments)
@@ -235,38 +227,38 @@ class Star(SigmoidMethod):
             old = self.values.get(key)
             self.values[key] = value if old is None else torch.cat([old.to(value), value])
         if self.num_old:
-            seen = self.values.pop("seen.counts").cpu()
-            stored, background = float(self.values["statistics.background"]), float(seen[0])
-            if step.overlapped:  # every other background pixel is a new one
+            pixels = self.values.pop("step.counts").cpu()
+            stored, background = float(self.values["statistics.background"]), float(pixels[0])
+            if step.overlapped:  # half of the background pixels were in earlier steps, too
                 background = stored * (1 - 0.01 * step.num_new) + 0.5 * background
             else:
                 background = stored + background
-                self.values["statistics.count"][: self.num_old - 1] += seen[1:-1].to(new.count)
+                self.values["statistics.count"][: self.num_old - 1] += pixels[1:-1].to(new.count)
         self.values["statistics.background"] = torch.tensor(background, dtype=torch.float64)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the statistics, and in a step what was counted before it."""
+        """Return the statistics and, within a step, the counts of its first pass."""
         return dict(self.values)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore statistics and counts."""
         self.values = dict(state)
-        self._known = None
+        self._replay = None
 
     @property
-    def _replay(self) -> Replay:
-        """Return what is replayed in each update of the step: found once, as it never changes."""
-        if self._known is None:
+    def replay(self) -> Replay:
+        """The features that each update of the step replays, computed at the first call."""
+        if self._replay is None:
             step, per_epoch = self.step, self.step.iterations_per_epoch
-            seen = self.values["seen.counts"].cpu()
+            pixels = self.values["step.counts"].cpu()
             stored = self.values["statistics.count"].cpu()
-            lacking = (stored - seen[1:-1]).clamp(min=0) if step.overlapped else stored
+            lacking = (stored - pixels[1:-1]).clamp(min=0) if step.overlapped else stored
             counts = (lacking / per_epoch).long()
-            num_drawn, background = int(counts.sum()), float(seen[0])
-            cells = float(seen[-1]) / per_epoch
+            num_drawn, background = int(counts.sum()), float(pixels[0])
+            cells = float(pixels[-1]) / per_epoch
             weight = self._background_weight(background)
             again = weight * (background / per_epoch)
-            self._known = Replay(
+            self._replay = Replay(
                 statistics=self._statistics(),
                 counts=counts.to(step.dist.device),
                 num_drawn=num_drawn,
@@ -274,27 +266,28 @@ class Star(SigmoidMethod):
                 cells_per_batch=cells,
                 divisor=1 + (num_drawn + again) / cells,
             )
-        return self._known
+        return self._replay
 
-    def _background_weight(self, seen: float) -> float:
-        """Return how many times over a step's background counts again, r."""
+    def _background_weight(self, pixels: float) -> float:
+        """Return how often a step's background is counted again, r."""
         stored = float(self.values["statistics.background"])
-        if seen <= 0:
+        if pixels <= 0:
             return 0.0
         if self.step.overlapped:
-            return max(0.0, stored * (1 - 0.01 * self.step.num_new) / seen - 0.5)
-        return stored / seen
+            return max(0.0, stored * (1 - 0.01 * self.step.num_new) / pixels - 0.5)
+        return stored / pixels
 
     def _statistics(self) -> FeatureStatistics:
         device = self.step.dist.device
         names = [field.name for field in fields(FeatureStatistics)]
-        found = {name: self.values[f"statistics.{name}"].to(device) for name in names}
-        return FeatureStatistics(**found)
+        return FeatureStatistics(
+            **{name: self.values[f"statistics.{name}"].to(device) for name in names}
+        )
 
-    def _hold_features(self, batch: Batch, student: Output, teacher: Output) -> Tensor:
+    def _feature_distance(self, batch: Batch, student: Output, teacher: Output) -> Tensor:
         height, width = batch.targets.shape[-2:]
-        view = teacher_predictions(teacher.logits[:, 1:], (height, width), "sigmoid")
-        is_old = view.scores > _SURE_SIGMOID
+        prediction = teacher_predictions(teacher.logits[:, 1:], (height, width), "sigmoid")
+        is_old = prediction.scores > _TEACHER_SIGMOID
         mask = (is_old & (batch.data_targets == 0)).float().unsqueeze(1)
         features = student.decoder_features
         grid = F.interpolate(mask, features.shape[-2:], mode="bilinear", align_corners=False)
@@ -307,23 +300,23 @@ class Star(SigmoidMethod):
     def _contrast(self, student: Output, targets: Tensor) -> Tensor:
         num_new = student.logits.shape[1] - self.num_old
         own = direction_sums(student.decoder_features, targets, self.num_old, num_new)
-        # Directions are those of all processes' pixels. Each has the gradient of its own, of which
-        # the mean is taken over the processes.
+        # The directions are sums over all processes. Each process has the gradient of its own
+        # pixels, and DDP takes the mean of the gradients.
         dist = self.step.dist
         others = dist.sum(own.detach().clone()) - own.detach()
-        contrast = prototype_contrast(own + others, self._replay.statistics.prototype)
+        contrast = prototype_contrast(own + others, self.replay.statistics.prototype)
         return contrast * dist.world_size - contrast.detach() * (dist.world_size - 1)
 
 
 def teacher_regions(logits: Tensor) -> Tensor:
-    """Return the class that a teacher gives to each cell, N,h,w; 0 where it is sure of none."""
+    """Return the class that the teacher predicts in each cell, N,h,w; 0 if it predicts none."""
     greatest, channel = logits[:, 1:].max(1)
-    return torch.where(greatest > SURE, channel + 1, 0)
+    return torch.where(greatest > TEACHER_LOGIT, channel + 1, 0)
 
 
 @torch.no_grad()
 def collect_moments(step: Step, first_new: int) -> tuple[Tensor, float]:
-    """Sum up the features of the new classes over a step's images, and count its background."""
+    """Return the feature moments of the new classes and the number of background pixels."""
     network, device = step.network.eval(), step.dist.device
     background = torch.zeros((), dtype=torch.int64, device=device)
     num_new, width = step.num_classes - first_new, classifier_of(network).in_channels

@@ -1,4 +1,4 @@
-"""A batch and a step: what a method is shown."""
+"""The batch and the step: the inputs of a method."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +27,14 @@ class Batch:
     Attributes:
         images: N,3,H,W, uint8 RGB.
         targets: N,H,W, channel numbers; 255 is ignored.
-        num_valid_pixels: How many pixels a loss on the targets is averaged over. It is the share
-            of the whole batch, so that gradient accumulation and several processes change nothing.
-            Pseudo-labels do not change it: it is counted with the labels of the data.
-        may_be: N,C,C, bool: whether a pixel of an image whose target is y may in truth be c. None
-            where that is what the method's loss assumes by itself (`labels.rows_for_loss`).
-        replaced_targets: N,H,W, the data's own, where pseudo-labels took their place.
-        weights: N, of the images in the cross-entropy, where pseudo-labels say so.
-        folder: the number of the data set that all images are from, in passes without augmentation.
+        num_valid_pixels: The divisor of losses on the targets: this call's share of the labeled
+            pixels of the whole batch, so that neither accumulation nor the number of processes
+            changes a loss. It is counted before pseudo-labels.
+        may_be: N,C,C, bool: whether a pixel of the image with target y may be channel c. None if
+            the method's own assumption holds (`labels.rows_for_loss`).
+        replaced_targets: N,H,W, the labels of the data if `targets` are pseudo-labels.
+        weights: N, weights of the images in the cross-entropy, if pseudo-labels weigh them.
+        folder: The number of the images' data folder, in a pass without augmentation.
     """
 
     images: Tensor
@@ -47,15 +47,15 @@ class Batch:
 
     @property
     def hidden(self) -> Tensor | None:
-        """N,C: what background may in truth be, by image; None as for `may_be`."""
+        """N,C: the channels that the background of each image may be; None as for `may_be`."""
         return None if self.may_be is None else self.may_be[:, 0]
 
-    def ce(self, usual: Variant) -> Variant:
-        """Return which cross-entropy is right: the usual one unless the data say what hides."""
-        return usual if self.may_be is None else "unbiased"
+    def ce(self, default: Variant) -> Variant:
+        """Return the cross-entropy to use: unbiased if the data sets declare hidden classes."""
+        return default if self.may_be is None else "unbiased"
 
     def sure_targets(self, first_new: int) -> Tensor:
-        """Return the data's targets, with background ignored in which a new class may hide."""
+        """Return the labels of the data without background in which a new class may be hidden."""
         targets = self.data_targets
         if self.hidden is None:
             return targets
@@ -64,19 +64,19 @@ class Batch:
 
     @property
     def data_targets(self) -> Tensor:
-        """The targets as the data have them, without pseudo-labels."""
+        """The labels of the data, without pseudo-labels."""
         return self.targets if self.replaced_targets is None else self.replaced_targets
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The judgment on held-out images of whether the updates are kept.
+    """The verdict of held-out images on the updates of a step.
 
     Attributes:
         before: Mean IoU without the updates.
-        after: With them.
-        kept: Whether that is enough to keep them.
-        classes: The channels that the updated part has a say in.
+        after: Mean IoU with them.
+        kept: Whether the updates are kept.
+        classes: The channels that the updated network has learned.
     """
 
     before: float
@@ -89,34 +89,34 @@ class Judged:
 class Step:
     """One step, from its plan to its result.
 
-    Before it is learned, `network` is the one that it starts from (None: a new one) and `state`
-    what the method kept with it; afterwards both are those that the step leaves.
+    Before the step `network` is the start model (None: a new one) and `state` the method's tensors
+    for it; afterwards they are those of the learned model.
 
     Attributes:
-        number: Its number among the steps that made the model; 0 is the first.
-        channels: Of the model after the step.
-        growth: What the step adds to them.
-        data: The images to learn from, with targets.
-        sampler: Which of them come when.
-        config: The recipe (`nacre.training.config.Recipe`).
-        dist: The processes that compute, and where.
-        tests: How the network is tested after it (`nacre.runs`).
-        entry: What the model's history says of the step.
-        history: The entries of the steps before it.
-        overlapped: Whether its images may come again in other steps, with other labels.
-        network: The student, as soon as it has grown.
-        state: What the method keeps for later steps.
-        teacher: The frozen network of the step before, where the method uses one.
-        may_be: D,C,C: as in `Batch`, for each data set that it learns from.
-        held_data: Images that no update is made from, where the method judges by such.
-        weights_before: The network's tensors before it grew, where they are to be fused with.
-        thresholds: Of pseudo-labels by entropy, by old channel.
+        number: The number of the step in the history of the model, from 0.
+        channels: The channels of the model after the step.
+        growth: The channels that the step adds.
+        data: The training images.
+        sampler: The order of the images.
+        config: The training config (`nacre.training.config.Recipe`).
+        dist: The device and the processes.
+        tests: How to test the network after the step (`nacre.runs`).
+        entry: The step's entry in the history of the model.
+        history: The entries of the steps before.
+        overlapped: Whether other steps may use the same images with other labels.
+        network: The student; it has grown when a method gets it.
+        state: The method's tensors for later steps.
+        teacher: The frozen network of the step before, if the method needs it.
+        may_be: D,C,C: `Batch.may_be` for each data folder.
+        held_data: The held-out images.
+        weights_before: The tensors of the network before it grew, for fusion.
+        thresholds: Of pseudo-labels by entropy, for each old channel.
         observe: Receives events.
-        should_stop: Whether the user wants to stop.
-        on_images: Told in a pass without augmentation how many batches this process has seen.
-        on_usable: Called when the network is of use before the first update.
-        judged: What the method found the updates to be worth, where it judges them.
-        map_elsewhere: Has others carry out such a pass in shares, see `map_images`.
+        should_stop: Returns True if the user wants to stop.
+        on_images: Receives the number of batches so far, in a pass without augmentation.
+        on_usable: Called if the network can be used before the first update.
+        judged: The method's verdict on the updates.
+        map_elsewhere: Runs a function on shares of the images on other machines (`map_images`).
     """
 
     number: int
@@ -146,68 +146,64 @@ class Step:
 
     @property
     def num_new(self) -> int:
-        """Channels that the step adds; in step 0 all of them."""
+        """Number of channels that the step adds, in step 0 all of them."""
         return self.growth.num_new
 
     @property
     def num_classes(self) -> int:
-        """All channels, background included."""
+        """Number of channels after the step, background included."""
         return len(self.growth.origins)
 
     @property
     def new_names(self) -> list[str]:
-        """The classes that are new."""
+        """The names of the new classes."""
         return list(self.channels.names[self.growth.first_new :])
 
     @property
     def num_images(self) -> int:
-        """The number of images that updates are made from."""
+        """Number of training images."""
         return len(self.data)
 
     @property
     def iterations(self) -> int:
-        """Updates of the whole step."""
+        """Number of updates."""
         return self.sampler.iterations
 
     @property
     def iterations_per_epoch(self) -> int:
-        """Updates of one pass over the images."""
-        return self._first_epoch.iterations
-
-    @property
-    def _first_epoch(self) -> StepSampler:
-        return replace(self.sampler, epochs=1, total=None)
+        """Number of updates of one pass over the images."""
+        return replace(self.sampler, epochs=1, total=None).iterations
 
     def images(self) -> Iterator[Batch]:
-        """Yield this process's share of the step's images, each once and as it would be tested.
+        """Yield this process's share of the images, each once and without augmentation.
 
-        Over all processes the batches are the same, however many processes there are.
+        The batches do not depend on the number of processes.
 
         Raises:
-            Interrupted: when the user wanted to stop; nothing was saved.
+            Interrupted: The user wants to stop; nothing was saved.
         """
         return self._plain_pass(self.data)
 
     def held_out(self) -> Iterator[Batch]:
-        """Yield this process's share of the images that are held out, as `images` does."""
+        """Yield this process's share of the held-out images, as `images` does."""
         return iter(()) if self.held_data is None else self._plain_pass(self.held_data)
 
     def _plain_pass(self, data: TrainDataset) -> Iterator[Batch]:
         dist, train = self.dist, self.config.train
         pin, workers = dist.device.type == "cuda", count_workers(train.num_workers, dist.device)
-        size = train.test_batch(1)  # not a process's share: a batch is the same for any number
+        size = train.test_batch(1)  # the same for any number of processes
         batches = plain_batches(data, size, dist.rank, dist.world_size, workers, pin)
         for done, sample in enumerate(until_stopped(batches, dist, self.should_stop), start=1):
-            images, targets, whose = (one.to(dist.device, non_blocking=True) for one in sample)
-            rows = None if self.may_be is None else self.may_be[whose].expand(len(images), -1, -1)
-            yield Batch(images, targets, may_be=rows, folder=int(whose))
+            images, targets, folder = (part.to(dist.device, non_blocking=True) for part in sample)
+            rows = None if self.may_be is None else self.may_be[folder].expand(len(images), -1, -1)
+            yield Batch(images, targets, may_be=rows, folder=int(folder))
             self.on_images(done)
 
     def map_images(self, function: Callable[[Network, Iterator[Batch]], T]) -> Iterator[T]:
-        """Yield what a function of the network and images returns for shares of such a pass.
+        """Yield the results of a function of the network and a share of the images.
 
-        This process has one share, which it carries out itself, unless `map_elsewhere` has many
-        carried out by the machines of a cluster: to them the function is sent with all it holds.
+        There is one share, this process's, unless `map_elsewhere` runs the function on many shares
+        on the machines of a cluster.
         """
         if self.map_elsewhere is None:
             yield function(self.network, self.images())
@@ -218,10 +214,10 @@ class Step:
 def until_stopped(
     batches: Iterator[T], dist: Distributed, should_stop: Callable[[], bool]
 ) -> Iterator[T]:
-    """Pass this process's batches on until one of the processes is told to stop."""
+    """Yield this process's batches; raise Interrupted if any process should stop."""
     while True:
         batch = next(batches, None)
-        # Some processes have a batch more than others; all take part until nobody has one.
+        # Some processes have one batch more than others; all call `any` equally often.
         stop, more = dist.any(should_stop(), batch is not None)
         if stop:
             raise Interrupted

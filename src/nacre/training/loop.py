@@ -102,7 +102,7 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
     if checkpoint is not None:
         checkpoint.restore(trainer)
     if trainer.iteration == 0:
-        survey(method, step)
+        find_thresholds(method, step)
     step.observe(_step_began(step, trainer.iteration))
     if method.is_usable and trainer.iteration == 0 and not trainer.is_done:
         step.state = method.state()
@@ -134,12 +134,6 @@ def begin(method: Method, step: Step) -> Trainer:
     trainer = Trainer(method, step, frozen=freeze(method, step))
     method.begin_step(step)
     return trainer
-
-
-def survey(method: Method, step: Step) -> None:
-    """Make the passes over the step's images that come before the first update."""
-    find_thresholds(method, step)
-    method.survey(step)
 
 
 def update(
