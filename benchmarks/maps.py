@@ -1,12 +1,12 @@
-"""Memory and time of `nacre predict` on large maps, through windows.
+"""Memory and time of `nacre predict` on large maps, in windows.
 
     python benchmarks/maps.py                  # a map of 4,000 against one of 2,000
     python benchmarks/maps.py --side 20000     # that map alone: bytes and seconds
 
-A GeoTIFF is generated (a plain PNG where rasterio is not installed, which can only be decoded as a
-whole). A fresh process sees it through windows and writes masks, overlays and shares. The network
-is one convolution: what is measured is windows, sums and files. Peaks are those of the process
-above what it held before, times are of the processor.
+The map is a GeoTIFF (without rasterio a plain PNG, which can only be decoded as a whole). A new
+process predicts it in windows and writes masks, overlays and class fractions. The network is one
+convolution, so that the time goes to windows, sums and files. A peak is the additional memory of
+the process, a time is processor time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TILE = 512
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return how memory and time grow with the pixels of a map."""
     side, window = (128, 32) if tiny else (2000, 512)
-    small, large = (apart(see_map, side * times, window) for times in (1, 2))
+    small, large = (apart(predict_map, side * times, window) for times in (1, 2))
     return [
         Row(
             f"map of {2 * side:,} x {2 * side:,} pixels in windows of {window}: {what} "
@@ -49,8 +49,8 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     ]
 
 
-def see_map(side: int, window: int) -> tuple[int, float]:
-    """Return the peak of memory and the seconds of processor time that one map takes."""
+def predict_map(side: int, window: int) -> tuple[int, float]:
+    """Return the peak memory and the processor time of one map."""
     model = make_model(window)
     with tempfile.TemporaryDirectory() as folder:
         first, image = write_map(Path(folder) / "first", window), write_map(Path(folder), side)
@@ -103,7 +103,7 @@ def write_map(folder: Path, side: int) -> Path:
 
 
 def one_map(side: int) -> None:
-    peak, seconds = apart(see_map, side, 1024)
+    peak, seconds = apart(predict_map, side, 1024)
     print(f"{side:,} x {side:,} pixels: {peak / 2**20:,.0f} MiB, {seconds:,.0f} s")
 
 
@@ -112,8 +112,8 @@ if __name__ == "__main__":
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--side", type=int, required=True)
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-        given = parser.parse_args()
-        torch.set_num_threads(given.threads)
-        one_map(given.side)
+        options = parser.parse_args()
+        torch.set_num_threads(options.threads)
+        one_map(options.side)
     else:
         command(measure, __doc__)

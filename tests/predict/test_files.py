@@ -1,4 +1,4 @@
-"""`nacre predict` from images, folders, maps and videos to results that lie as inputs lay."""
+"""`nacre predict`: images, folders, maps and videos, and their results."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from nacre.errors import NacreError
 from nacre.export.onnx_file import noise_image
 from nacre.importers import ImportOptions, import_export
 from nacre.predict import files
-from nacre.predict.files import USUAL_FORMS, Summary, find_inputs, names_below
+from nacre.predict.files import DEFAULT_OUTPUTS, Summary, find_inputs, names_below
 from nacre.predict.prediction import to_rgb
 from nacre.predict.rasters import is_georeferenced, open_raster
 from nacre.predict.video import read_frames
@@ -36,9 +36,14 @@ def model(learned: Path) -> Model:
 
 
 def predict_all(
-    model: Model, given: list[str], out: Path, forms=USUAL_FORMS, stop=lambda: False, **how: int
+    model: Model,
+    given: list[str],
+    out: Path,
+    outputs=DEFAULT_OUTPUTS,
+    stop=lambda: False,
+    **how: int,
 ) -> Summary:
-    return files.predict_all(model.predictor(**how), model.info.channels, given, out, forms, stop)
+    return files.predict_all(model.predictor(**how), model.info.channels, given, out, outputs, stop)
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def images(tmp_path: Path) -> Path:
     return root
 
 
-def test_pictures_of_one_name_keep_their_folders(model, images: Path, tmp_path: Path) -> None:
+def test_images_of_one_name_keep_their_folders(model, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
     summary = predict_all(model, [str(images)], out)
     assert (summary.done, summary.failed, summary.stopped) == (4, (), False)
@@ -66,31 +71,28 @@ def test_pictures_of_one_name_keep_their_folders(model, images: Path, tmp_path: 
 
 
 def test_files_folders_and_globs_are_found_once(images: Path, tmp_path: Path) -> None:
+    (images / "a" / "._x.png").write_bytes(b"macOS writes such files")
+    (images / ".cache").mkdir()
+    (images / ".cache" / "z.png").touch()
     given = [str(images / "b"), str(images / "*" / "x.png"), str(images / "b/x.jpg")]
     found = find_inputs(given, tmp_path / "seen")
     assert [one.name for one in found] == ["b/deep/y.png", "b/x.jpg", "b/x.png", "a/x.png"]
+    hidden_left_out = {one.name for one in find_inputs([str(images)], tmp_path / "seen")}
+    assert hidden_left_out == {one.name for one in found}
     with pytest.raises(NacreError, match="no images at"):
         find_inputs([str(tmp_path / "none-*.png")], tmp_path / "seen")
 
 
-def test_of_a_data_folder_only_the_images_are_predicted(tmp_path: Path) -> None:
-    for part in ("images", "masks"):
-        (tmp_path / "pets" / part / "a").mkdir(parents=True)
-        (tmp_path / "pets" / part / "a" / "x.png").touch()
+def test_the_masks_of_a_data_folder_are_not_inputs(tmp_path: Path) -> None:
+    for folder in ("images", "masks"):
+        (tmp_path / "pets" / folder / "a").mkdir(parents=True)
+        (tmp_path / "pets" / folder / "a" / "x.png").touch()
     (tmp_path / "pets" / "contact-sheet.jpg").touch()
     (found,) = find_inputs([str(tmp_path / "pets")], tmp_path / "seen")
     assert found.path == tmp_path / "pets/images/a/x.png"
 
 
-def test_hidden_files_of_a_folder_are_no_images(images: Path, tmp_path: Path) -> None:
-    (images / "a" / "._x.png").write_bytes(b"macOS")
-    (images / ".cache").mkdir()
-    (images / ".cache" / "z.png").touch()
-    found = find_inputs([str(images)], tmp_path / "seen")
-    assert [one.name for one in found] == ["a/x.png", "b/deep/y.png", "b/x.jpg", "b/x.png"]
-
-
-def test_every_result_has_a_place_of_its_own_below_the_results(
+def test_every_result_has_its_own_file_below_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "a" / "b"
@@ -104,13 +106,13 @@ def test_every_result_has_a_place_of_its_own_below_the_results(
     assert stems == ["a/b/x.jpg", "a/b/x.png", "a/b/x.png.webp", "far"]
 
 
-def test_inputs_on_two_drives_of_windows_have_names_of_their_own() -> None:
+def test_inputs_on_two_drives_of_windows_have_different_names() -> None:
     drives = [PureWindowsPath(one) for one in (r"C:\x\a.png", r"D:\a.png", r"\\host\share\a.png")]
     names = [str(name) for name in names_below(drives)]
     assert names == ["C/x/a.png", "D/a.png", "host\\share/a.png"]
 
 
-def test_two_predictions_at_once_leave_each_others_files(
+def test_two_commands_keep_the_temporary_files_of_each_other(
     model, images: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "seen"
@@ -124,7 +126,7 @@ def test_two_predictions_at_once_leave_each_others_files(
     assert not list(out.rglob(".*"))
 
 
-def test_results_within_the_pictures_are_no_pictures(
+def test_results_below_the_images_are_not_inputs(
     model, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
@@ -139,7 +141,7 @@ def test_results_within_the_pictures_are_no_pictures(
     assert [one.path for one in find_inputs([str(result)], Path("seen"))] == [result]
 
 
-def test_a_wish_to_stop_loses_nothing(model, images: Path, tmp_path: Path) -> None:
+def test_a_stop_keeps_what_was_written(model, images: Path, tmp_path: Path) -> None:
     out = tmp_path / "seen"
     summary = predict_all(model, [str(images)], out, ("masks", "csv"), StopAfter(2))
     assert (summary.done, summary.stopped) == (2, True)
@@ -147,7 +149,7 @@ def test_a_wish_to_stop_loses_nothing(model, images: Path, tmp_path: Path) -> No
     assert len((out / "fractions.csv").read_text().splitlines()) == 3
 
 
-def test_a_damaged_picture_is_told_and_the_others_are_done(
+def test_a_damaged_image_is_reported_and_the_others_are_predicted(
     model, images: Path, tmp_path: Path
 ) -> None:
     (images / "a/x.png").write_bytes(b"no image")
@@ -158,12 +160,12 @@ def test_a_damaged_picture_is_told_and_the_others_are_done(
 
 
 @pytest.mark.parametrize(
-    ("forms", "says"),
-    [(("mask",), r"unknown form 'mask' .*did you mean 'masks'"), ((), "no form to write")],
+    ("outputs", "error"),
+    [(("mask",), r"unknown output 'mask' .*did you mean 'masks'"), ((), "no output to write")],
 )
-def test_forms_that_are_none_are_refused(model, tmp_path: Path, forms, says: str) -> None:
-    with pytest.raises(NacreError, match=says):
-        predict_all(model, [], tmp_path, forms)
+def test_unknown_outputs_are_refused(model, tmp_path: Path, outputs, error: str) -> None:
+    with pytest.raises(NacreError, match=error):
+        predict_all(model, [], tmp_path, outputs)
 
 
 def test_corrected_polygons_come_back_as_data(
@@ -173,7 +175,7 @@ def test_corrected_polygons_come_back_as_data(
     root = tmp_path / "images"
     root.mkdir()
     Image.fromarray(noise_image((96, 120), 4)).save(root / "a.png")
-    monkeypatch.setattr(files, "TOLERANCE", 0.0)
+    monkeypatch.setattr(files, "TOLERANCE_PIXELS", 0.0)
     predict_all(model, [str(root)], tmp_path / "seen", ("labelme", "masks"))
     written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
     assert (tmp_path / "seen/labelme" / written["imagePath"]).resolve() == root / "a.png"
@@ -198,7 +200,7 @@ def write_map(path: Path, pixels: np.ndarray) -> Any:
     return rasterio, place
 
 
-def test_a_map_keeps_its_place_on_earth(model, tmp_path: Path) -> None:
+def test_a_map_keeps_its_georeference(model, tmp_path: Path) -> None:
     pixels = noise_image((130, 170), 7)
     rasterio, place = write_map(tmp_path / "map.tif", pixels)
     predict_all(model, [str(tmp_path / "map.tif")], tmp_path / "seen", window=32)
@@ -247,13 +249,13 @@ def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_a_turned_image_with_a_place_on_earth_is_refused(model, tmp_path: Path) -> None:
+def test_a_turned_image_with_a_georeference_is_refused(model, tmp_path: Path) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
     path = tmp_path / "turned.tif"
     Image.fromarray(noise_image((30, 50))).save(path, tiffinfo={274: 6})
     with rasterio.open(path, "r+") as file:
         file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
-    with pytest.raises(NacreError, match=r"turned\.tif has a place on Earth and an orientation"):
+    with pytest.raises(NacreError, match=r"turned\.tif has a georeference and an orientation"):
         predict_all(model, [str(path)], tmp_path / "seen")
 
 
@@ -294,7 +296,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("window", [None, 32])
 @pytest.mark.parametrize("kind", ["VRT of a file", "VRT of an address", "WMS"])
-def test_a_tiff_that_is_none_reaches_nothing_else(
+def test_a_disguised_tiff_opens_no_other_file_or_address(
     model, tmp_path: Path, asked, kind: str, window: int | None
 ) -> None:
     write_map(tmp_path / "secret.tif", np.full((30, 40, 1), 7, np.uint8))
@@ -314,7 +316,7 @@ def test_a_tiff_that_is_none_reaches_nothing_else(
     assert not list((tmp_path / "seen").rglob("x.*"))
 
 
-def test_class_names_are_no_formulas_in_a_csv(model, tmp_path: Path) -> None:
+def test_class_names_are_not_formulas_in_a_csv(model, tmp_path: Path) -> None:
     names = ["background", "=1+cmd|' /C calc'!A0", "+SUM(1)", "@x", "-2+3"]
     info = replace(model.info, classes=[*names, *model.info.classes[len(names) :]])
     Image.new("RGB", (8, 8)).save(tmp_path / "-1+1.png")
@@ -340,7 +342,7 @@ def make_video(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("window", [None, 32])
-def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | None) -> None:
+def test_a_video_is_predicted_frame_by_frame(model, tmp_path: Path, window: int | None) -> None:
     pytest.importorskip("av", reason="PyAV is not installed")
     film = make_video(tmp_path)
     summary = predict_all(model, [str(film)], tmp_path / "seen", window=window)
@@ -358,7 +360,7 @@ def test_a_video_is_seen_frame_by_frame(model, tmp_path: Path, window: int | Non
         predict_all(model, [str(tmp_path / "broken.mp4")], tmp_path / "seen")
 
 
-def test_without_pyav_a_video_says_what_it_needs(
+def test_a_video_without_pyav_names_the_missing_package(
     model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "film.mp4").write_bytes(b"")

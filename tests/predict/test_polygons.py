@@ -48,7 +48,7 @@ def test_a_rectangle_has_four_corners() -> None:
     assert sorted(map(tuple, inner.points.tolist())) == [(3, 2), (3, 5), (10, 2), (10, 5)]
 
 
-def test_pixels_that_touch_at_a_corner_are_apart() -> None:
+def test_pixels_that_touch_only_at_a_corner_are_separate() -> None:
     classes = np.array([[1, 0], [0, 1]], np.uint8)
     assert [ring.area for ring in trace_rings(classes)] == [1, 1, 1, 1]
 

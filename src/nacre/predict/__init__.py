@@ -1,1 +1,1 @@
-"""Images, videos and maps as a model sees them, and the files that are written of that."""
+"""Predictions for images, videos and maps, and the files of their results."""

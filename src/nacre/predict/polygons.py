@@ -1,9 +1,9 @@
-"""From a class map to polygons, for tools in which people correct them.
+"""From a class map to polygons, for annotation tools.
 
-A ring runs along the edges of pixels, clockwise, around pixels of one class that share sides. Rings
-have no holes: what lies within is a ring of its own, painted later. Painted from the largest ring
-to the smallest, they give the class map again, pixel by pixel. A large map is traced tile by tile,
-so that a region that crosses the edge of a tile is two rings.
+A ring follows the edges of pixels clockwise around pixels of one class that share sides. Rings have
+no holes: a region inside another is a separate ring. Painted from the largest to the smallest, the
+rings reproduce the class map exactly. A large map is traced tile by tile, so that a region across
+the edge of a tile becomes two rings.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ ClassMap = npt.NDArray[np.unsignedinteger[Any]]
 TILE = 4096
 """Side of the tiles of a large map."""
 
-# Right, down, left, up: steps along edges with the ring's own pixel on the right-hand side.
+# Right, down, left, up: steps along edges with the ring's pixels on the right-hand side.
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))
 
 
@@ -30,9 +30,9 @@ class Ring:
     """The outline of connected pixels of one class.
 
     Attributes:
-        channel: The class.
-        points: Its corners as x, y, clockwise.
-        area: Within the outline.
+        channel: The channel of the class.
+        points: The corners as x, y, clockwise.
+        area: The area inside the outline.
     """
 
     channel: int
@@ -54,7 +54,7 @@ def trace_rings(classes: ClassMap, tile: int = TILE) -> list[Ring]:
 
 
 def _rings(classes: ClassMap) -> Iterator[Ring]:
-    """Yield each closed walk along edges once; around holes the area is negative."""
+    """Yield each closed outline once; the area of an outline around a hole is negative."""
     edges, owners = _edges(classes)
     width = classes.shape[1] + 1
     moves = tuple(4 * (x + y * width) for x, y in _STEPS)
@@ -67,7 +67,7 @@ def _rings(classes: ClassMap) -> Iterator[Ring]:
 
 
 def _edges(classes: ClassMap) -> tuple[bytearray, memoryview]:
-    """Return which edges leave each corner in each direction, and the class at their right."""
+    """Return the edges that leave each corner in each direction, and the class to their right."""
     height, width = classes.shape
     framed = np.full((height + 2, width + 2), -1, np.int32)
     framed[1:-1, 1:-1] = classes
@@ -82,7 +82,7 @@ def _edges(classes: ClassMap) -> tuple[bytearray, memoryview]:
 
 
 def _walk(start: int, edges: bytearray, owners: memoryview, moves: tuple[int, ...]) -> list[int]:
-    """Follow edges of one class until the first comes again; return the corners."""
+    """Follow the edges of one class around an outline; return the corners."""
     owner = owners[start]
     edge = start
     corners: list[int] = []
@@ -90,17 +90,17 @@ def _walk(start: int, edges: bytearray, owners: memoryview, moves: tuple[int, ..
         direction = edge & 3
         straight = edge + moves[direction]
         corner = straight - direction
-        # To the right first: pixels that touch at a corner alone are not connected.
-        following = corner + (direction + 1 & 3)
-        if not edges[following] or owners[following] != owner:
-            following = straight
-            if not edges[following] or owners[following] != owner:
-                following = corner + (direction + 3 & 3)
-        if following != straight:
+        # Turn right first: pixels that touch only at a corner are not connected.
+        next_edge = corner + (direction + 1 & 3)
+        if not edges[next_edge] or owners[next_edge] != owner:
+            next_edge = straight
+            if not edges[next_edge] or owners[next_edge] != owner:
+                next_edge = corner + (direction + 3 & 3)
+        if next_edge != straight:
             corners.append(corner >> 2)
-        if following == start:
+        if next_edge == start:
             break
-        edge = following
+        edge = next_edge
         edges[edge] = 0
     edges[start] = 0
     return corners
@@ -112,9 +112,9 @@ def _area(points: Points) -> float:
 
 
 def simplify(points: Points, tolerance: float) -> Points:
-    """Leave out corners of a ring that lie within a tolerance of the line without them.
+    """Remove corners that are within a tolerance of the line without them.
 
-    This is the method of Douglas and Peucker, begun at two corners far from each other.
+    This is the method of Douglas and Peucker, from two corners far from each other.
     """
     if tolerance <= 0 or len(points) < 5:
         return points
@@ -130,8 +130,8 @@ def simplify(points: Points, tolerance: float) -> Points:
             middle = first + 1 + int(distance.argmax())
             kept[middle] = True
             pending += [(first, middle), (middle, last)]
-    found = points[kept[:-1]]
-    return found if len(found) > 2 else points
+    simplified = points[kept[:-1]]
+    return simplified if len(simplified) > 2 else points
 
 
 def _distances(points: Points, start: Points, end: Points) -> Points:

@@ -1,4 +1,4 @@
-"""Predictions of a model: the forms in which an image may come, and those that are written."""
+"""Predictions: from an image in any form to a class map, and the forms of the class map."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,9 @@ AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
 """A file, a Pillow image, an array of height x width (x channels) or a tensor of channels x height
 x width: gray or RGB, with or without alpha, of 8 or 16 bits."""
 
-_PIXELS_AT_ONCE = 1 << 24
-"""Pixels of a class map that are counted at once."""
-
-_STRIP = 256
-"""Rows of an overlay that are mixed at once."""
+# Limits of the memory for large images
+_PIXELS_PER_COUNT = 1 << 24
+_ROWS_PER_STRIP = 256
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Prediction:
     """A model's prediction for an image.
 
     Attributes:
-        mask: Channel of each pixel, in the image's size.
+        mask: Channel of each pixel, with the size of the image.
         classes: Class name by channel; channel 0 is the background.
         colors: RGB by channel.
         scores: Probability of each class at each pixel (channels x height x width), if
@@ -65,7 +63,7 @@ class Prediction:
         pixels = np.asarray(to_rgb(image))
         if pixels.shape[:2] != self.mask.shape:
             raise NacreError(
-                f"the image is {pixels.shape[1]} x {pixels.shape[0]}, the prediction is of one of "
+                f"the image has {pixels.shape[1]} x {pixels.shape[0]} pixels, the prediction "
                 f"{self.mask.shape[1]} x {self.mask.shape[0]}; give the image that was predicted"
             )
         return overlay(pixels, self.mask, self.colors, alpha)
@@ -82,9 +80,9 @@ def predict_image(
     if not scores:
         mask = predictor.classes(pixels)[0].cpu().numpy().astype(dtype)
         return Prediction(mask, channels.names, channels.colors)
-    found = predictor.probabilities(pixels)[0]
-    mask = found.argmax(0).cpu().numpy().astype(dtype)
-    return Prediction(mask, channels.names, channels.colors, found.float().cpu().numpy())
+    probabilities = predictor.probabilities(pixels)[0]
+    mask = probabilities.argmax(0).cpu().numpy().astype(dtype)
+    return Prediction(mask, channels.names, channels.colors, probabilities.float().cpu().numpy())
 
 
 def to_rgb(image: AnyImage) -> Image.Image:
@@ -104,9 +102,10 @@ def to_rgb(image: AnyImage) -> Image.Image:
 
 def _from_tensor(image: Tensor) -> npt.NDArray[Any]:
     if image.ndim != 3 or image.dtype != torch.uint8 or image.shape[0] > 4:
+        dtype = str(image.dtype).removeprefix("torch.")
         raise NacreError(
-            f"a tensor must be uint8 of 3 x height x width, not {_dtype(image.dtype)} of "
-            f"{_sizes(image.shape)}; give several images as a list"
+            f"a tensor must be uint8 of 3 x height x width, not {dtype} of {_sizes(image.shape)}; "
+            "give several images as a list"
         )
     return image.detach().permute(1, 2, 0).cpu().numpy()
 
@@ -120,15 +119,11 @@ def _from_array(array: npt.NDArray[np.uint8 | np.uint16]) -> Image.Image:
             f"{_sizes(array.shape)}"
         )
     if not array.size:
-        raise NacreError(f"an array of {_sizes(array.shape)} holds no pixel")
+        raise NacreError(f"an array of {_sizes(array.shape)} has no pixels")
     values = array if array.dtype == np.uint8 else (array >> 8).astype(np.uint8)
-    # Alpha, the second or fourth channel, is left out.
+    # Alpha, the second or fourth channel, is dropped.
     values = values[..., :3] if channels > 2 else values.reshape(*array.shape[:2], -1)[..., 0]
     return Image.fromarray(np.ascontiguousarray(values))
-
-
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _sizes(shape: Sequence[int]) -> str:
@@ -136,16 +131,15 @@ def _sizes(shape: Sequence[int]) -> str:
 
 
 def palette_image(classes: ClassMap, colors: Sequence[Color]) -> Image.Image:
-    """Return a class map as a palette image, or of 16 bits: its values are channels."""
+    """Return a class map as an image whose values are channels, with a palette up to 8 bits."""
     image = Image.fromarray(classes)
-    if classes.dtype == np.uint16:
-        return image  # a palette has 256 colors
-    image.putpalette([value for color in colors for value in color])
+    if classes.dtype != np.uint16:
+        image.putpalette([value for color in colors for value in color])
     return image
 
 
 def write_mask(path: Path, classes: ClassMap, colors: Sequence[Color]) -> None:
-    """Write a class map as a palette PNG, or of 16 bits: its values are channels."""
+    """Write a class map as a PNG whose values are channels."""
     image = palette_image(classes, colors)
     save(path, lambda temporary: image.save(temporary, "PNG"))
 
@@ -156,8 +150,8 @@ def overlay(
     """Return an image with the colors of its classes over it, except the background."""
     paint = np.array(colors, np.float32) * alpha
     mixed = np.empty_like(pixels)
-    for top in range(0, len(pixels), _STRIP):
-        rows = slice(top, top + _STRIP)
+    for top in range(0, len(pixels), _ROWS_PER_STRIP):
+        rows = slice(top, top + _ROWS_PER_STRIP)
         strip, channels = pixels[rows], classes[rows]
         mixture = strip * np.float32(1 - alpha) + paint[channels]
         mixed[rows] = np.where(channels[..., None] > 0, mixture.round().astype(np.uint8), strip)
@@ -178,8 +172,8 @@ def labelme(
     Args:
         classes: Channel of each pixel.
         names: Class name by channel.
-        image: Path of the image, from where the JSON lies.
-        tolerance: How far, in pixels, a polygon may be from the edge of its region.
+        image: Path of the image relative to the JSON.
+        tolerance: Largest distance in pixels of a polygon from the edge of its region.
     """
     shapes = [
         {
@@ -191,7 +185,7 @@ def labelme(
         }
         for ring in trace_rings(classes)
     ]
-    # Background that lies beneath everything else needs no polygon.
+    # Background below all other polygons needs none.
     while shapes and shapes[0]["label"] == "_background_":
         shapes.pop(0)
     height, width = classes.shape
@@ -207,9 +201,9 @@ def labelme(
 
 
 def count_classes(classes: ClassMap, channels: int) -> npt.NDArray[np.int64]:
-    """Return how many pixels each channel has; of a large map some rows at a time."""
+    """Return the number of pixels of each channel; count a large map in parts."""
     counts = np.zeros(channels, np.int64)
-    step = max(1, _PIXELS_AT_ONCE // classes.shape[1])
+    step = max(1, _PIXELS_PER_COUNT // classes.shape[1])
     for top in range(0, len(classes), step):
         counts += np.bincount(classes[top : top + step].ravel(), minlength=channels)
     return counts

@@ -1,7 +1,7 @@
-"""Large images that are read and written part by part: TIFF by rasterio, others by Pillow.
+"""Large images that are read and written in parts: TIFF files by rasterio, others by Pillow.
 
-Whoever reads an image, it has the same pixels: colors of a palette are looked up, 16 bits become 8,
-alpha is left out, and an image that its file says to be turned is turned.
+Both readers return the same pixels: palettes are looked up, 16 bits are scaled to 8, alpha is
+dropped, and the orientation is applied.
 """
 
 import contextlib
@@ -23,59 +23,76 @@ from nacre.labels.channels import Channels, is_wide
 from nacre.predict.polygons import ClassMap
 from nacre.utils.io import atomic_write
 
+MAX_PIXELS_IN_MEMORY = 1 << 26
+"""Pixels of a class map; a larger one is in a file."""
+MAX_PREVIEW_SIDE = 4096
+"""Longer side of the overlay of a large image."""
+
 _TIFF = (".tif", ".tiff")
 _ORIENTATION = 274
-_CACHE_MIB = 256
-"""What GDAL may keep of an image; by default it takes a part of the machine's memory."""
-
-IN_MEMORY = 1 << 26
-"""Pixels of the largest class map that is not in a file."""
-
-PREVIEW = 4096
-"""Longest side of the overlay of an image that is too large to be shown whole."""
+_GDAL_CACHE_MIB = 256  # by default, GDAL takes a part of the machine's memory
 
 
 @dataclass(frozen=True)
 class Raster:
-    """An image of which parts can be read.
+    """An image that can be read in parts.
 
     Attributes:
         size: Height and width.
         read: Returns rows and columns, height x width x RGB.
-        preview: Returns the whole image with its longer side at most `PREVIEW`.
-        place: Where on Earth it lies, as rasterio has it, if it says so.
+        preview: Returns the whole image with a longer side of at most `MAX_PREVIEW_SIDE`.
+        georeference: rasterio's coordinate system and transform, if the file has them.
     """
 
     size: tuple[int, int]
     read: Callable[[slice, slice], Pixels]
     preview: Callable[[], Pixels]
-    place: Mapping[str, Any] = field(default_factory=dict)
+    georeference: Mapping[str, Any] = field(default_factory=dict)
 
 
 def has_rasterio() -> bool:
-    """Return whether rasterio is installed."""
+    """Return True if rasterio is installed."""
     return find_spec("rasterio") is not None
+
+
+def is_georeferenced(path: Path) -> bool:
+    """Return True if an image has a georeference and rasterio is installed to read it.
+
+    Raises:
+        NacreError: the image also has an orientation, so that its georeference is ambiguous.
+    """
+    if path.suffix.lower() not in _TIFF or not has_rasterio():
+        return False
+    with _open_tiff(path) as file:
+        if not _georeference(file):
+            return False
+    if _is_turned(path):
+        raise NacreError(
+            f"the image {path} has a georeference and an orientation that turns it; save it "
+            "upright, without the TIFF tag Orientation"
+        )
+    return True
 
 
 @contextlib.contextmanager
 def open_raster(path: Path) -> Iterator[Raster]:
-    """Open an image of any size: a TIFF by rasterio where it is installed, else by Pillow."""
+    """Open an image: a TIFF by rasterio if it is installed, otherwise by Pillow."""
     if path.suffix.lower() in _TIFF and has_rasterio() and not _is_turned(path):
-        with _rasterio_open(path) as file:
-            yield _open_windowed(file, path)
+        with _open_tiff(path) as file:
+            yield _windowed(file, path)
     else:
         yield _in_memory(path)
 
 
 def _is_turned(path: Path) -> bool:
-    """Return whether a TIFF says that it is to be turned, of which GDAL knows nothing."""
-    # Pillow takes large images for an attack; no pixel is read here.
+    """Return True for a TIFF with an orientation, which GDAL ignores."""
+    # Pillow's limit is for decoding; no pixel is read here.
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         with Image.open(path, formats=("TIFF",)) as image:
             tags: Any = getattr(image, "tag_v2", {})
             return tags.get(_ORIENTATION, 1) in range(2, 9)
-    except Exception:  # GDAL says what is wrong with it, or can read what Pillow cannot
+    except Exception:  # GDAL reports the error, or can read what Pillow cannot
         return False
     finally:
         Image.MAX_IMAGE_PIXELS = before
@@ -88,36 +105,36 @@ def _in_memory(path: Path) -> Raster:
         return np.asarray(image.crop((columns.start, rows.start, columns.stop, rows.stop)))
 
     def preview() -> Pixels:
-        return np.asarray(
-            image if max(image.size) <= PREVIEW else image.reduce(_factor(image.size))
-        )
+        factor = _reduction(image.size)
+        return np.asarray(image if factor == 1 else image.reduce(factor))
 
     return Raster((image.height, image.width), read, preview)
 
 
-def _factor(size: tuple[int, ...]) -> int:
-    return max(1, -(-max(size) // PREVIEW))
+def _reduction(size: tuple[int, ...]) -> int:
+    """Return the factor by which a preview is smaller than an image."""
+    return max(1, -(-max(size) // MAX_PREVIEW_SIDE))
 
 
 @contextlib.contextmanager
-def _rasterio_open(path: Path) -> Iterator[Any]:
+def _open_tiff(path: Path) -> Iterator[Any]:
     import rasterio
     from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
     try:
-        with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=_CACHE_MIB):
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)  # plain images are welcome
-            # By its content alone GDAL would take it for a description of other files or addresses.
+        with warnings.catch_warnings(), rasterio.Env(GDAL_CACHEMAX=_GDAL_CACHE_MIB):
+            warnings.simplefilter("ignore", NotGeoreferencedWarning)
+            # Without the driver, GDAL would accept files that refer to other files or addresses.
             with rasterio.open(path, driver="GTiff") as file:
                 yield file
     except RasterioError as error:
         raise NacreError(f"the image {path} is damaged: {error}") from error
 
 
-def _open_windowed(file: Any, path: Path) -> Raster:
+def _windowed(file: Any, path: Path) -> Raster:
     dtype, palette = np.dtype(file.dtypes[0]), _palette(file)
     if dtype not in (np.uint8, np.uint16):
-        raise NacreError(f"the image {path} holds {dtype} values; 8 or 16 bits are read")
+        raise NacreError(f"the image {path} has {dtype} values; save it with 8 or 16 bits")
     bands = [1, 2, 3] if file.count >= 3 else [1, 1, 1]
 
     def as_rgb(values: npt.NDArray[Any]) -> Pixels:
@@ -132,14 +149,14 @@ def _open_windowed(file: Any, path: Path) -> Raster:
         return as_rgb(file.read(bands, window=window))
 
     def preview() -> Pixels:
-        factor = _factor((file.height, file.width))
+        factor = _reduction((file.height, file.width))
         shape = (3, -(-file.height // factor), -(-file.width // factor))
         return as_rgb(file.read(bands, out_shape=shape))
 
-    return Raster((file.height, file.width), read, preview, _place(file))
+    return Raster((file.height, file.width), read, preview, _georeference(file))
 
 
-def _place(file: Any) -> dict[str, Any]:
+def _georeference(file: Any) -> dict[str, Any]:
     is_known = file.crs is not None or not file.transform.is_identity
     return {"crs": file.crs, "transform": file.transform} if is_known else {}
 
@@ -147,7 +164,7 @@ def _place(file: Any) -> dict[str, Any]:
 def _palette(file: Any) -> Pixels | None:
     """Return the color of each value; None if values are colors.
 
-    GDAL also gives images of one bit, and those in which 0 is white, a palette.
+    GDAL also gives a palette to images of one bit and to those in which 0 is white.
     """
     from rasterio.enums import ColorInterp
 
@@ -159,53 +176,26 @@ def _palette(file: Any) -> Pixels | None:
     return colors
 
 
-@contextlib.contextmanager
-def make_class_map(size: tuple[int, int], channels: int, folder: Path) -> Iterator[ClassMap]:
-    """Yield a class map to be filled; a large one lies in a file, which is then removed.
-
-    Args:
-        size: Height and width.
-        channels: How many classes there are.
-        folder: Where the file lies meanwhile.
-    """
-    dtype = np.uint16 if is_wide(channels) else np.uint8
-    if size[0] * size[1] <= IN_MEMORY:
-        yield np.zeros(size, dtype)
-        return
+def make_class_map(size: tuple[int, int], num_channels: int, folder: Path) -> ClassMap:
+    """Return an empty class map; a large one is in an unnamed temporary file in a folder."""
+    dtype = np.uint16 if is_wide(num_channels) else np.uint8
+    if size[0] * size[1] <= MAX_PIXELS_IN_MEMORY:
+        return np.zeros(size, dtype)
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        prefix=".class-map.", dir=folder, ignore_cleanup_errors=True
-    ) as place:
-        yield np.memmap(Path(place) / "classes", dtype, "w+", shape=size)
-
-
-def is_georeferenced(path: Path) -> bool:
-    """Return whether an image says where on Earth it lies, and rasterio is there to read it.
-
-    Raises:
-        NacreError: it says so of an image that is to be turned, whose place is then unclear.
-    """
-    if path.suffix.lower() not in _TIFF or not has_rasterio():
-        return False
-    with _rasterio_open(path) as file:
-        found = bool(_place(file))
-    if found and _is_turned(path):
-        raise NacreError(
-            f"the image {path} has a place on Earth and an orientation that turns it; save it "
-            "upright, without the TIFF tag Orientation"
-        )
-    return found
+    # The system removes the file when the map is gone, even if the process is killed.
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, dtype, "w+", shape=size)
 
 
 @contextlib.contextmanager
 def write_geotiff(
     path: Path, raster: Raster, channels: Channels
 ) -> Iterator[Callable[[slice, slice, Pixels], None]]:
-    """Write the class map of an image part by part, with the image's place on Earth."""
+    """Yield a function that writes a part of a class map; the file has the georeference."""
     import rasterio
 
     profile = {
-        **raster.place,
+        **raster.georeference,
         "driver": "GTiff",
         "height": raster.size[0],
         "width": raster.size[1],

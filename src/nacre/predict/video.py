@@ -1,4 +1,4 @@
-"""Frames of a video in and out through PyAV, which brings ffmpeg's libraries as a package."""
+"""Videos, frame by frame, by PyAV."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -10,7 +10,7 @@ from nacre.data.image_io import Pixels
 from nacre.errors import NacreError
 from nacre.utils.system import import_extra
 
-_USUAL_RATE = Fraction(25)
+_DEFAULT_RATE = Fraction(25)
 
 
 def read_frames(path: Path) -> Iterator[Pixels]:
@@ -21,26 +21,25 @@ def read_frames(path: Path) -> Iterator[Pixels]:
         with av.open(str(path)) as video:
             for frame in video.decode(video=0):
                 count += 1
-                # Turned against the clock, in degrees, as a camera held upright says it.
-                yield np.ascontiguousarray(
-                    np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90))
-                )
+                # The rotation of the camera is stored in degrees counterclockwise.
+                pixels = frame.to_ndarray(format="rgb24")
+                yield np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
     except (av.FFmpegError, IndexError, ValueError) as error:
-        # A video that ends early is read as far as it goes.
+        # A video that ends early is read up to there.
         if not count:
-            reason = getattr(error, "strerror", None) or "it holds no frames"
+            reason = getattr(error, "strerror", None) or "it has no frames"
             raise NacreError(f"the video {path} cannot be read: {reason}") from error
     if not count:
-        raise NacreError(f"the video {path} cannot be read: it holds no frames")
+        raise NacreError(f"the video {path} cannot be read: it has no frames")
 
 
 class VideoWriter:
-    """A video that grows frame by frame; what was written until a stop can be played.
+    """A video that is written frame by frame and can be played after a stop.
 
     Args:
         path: The video.
         size: Height and width of the frames.
-        like: A video whose frame rate it takes.
+        like: A video with the same frame rate.
     """
 
     def __init__(self, path: Path, size: tuple[int, int], like: Path) -> None:
@@ -48,8 +47,8 @@ class VideoWriter:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.av.open(str(like)) as video:
-            rate = Fraction(video.streams.video[0].average_rate or _USUAL_RATE)
-        # The usual color format needs even sides.
+            rate = Fraction(video.streams.video[0].average_rate or _DEFAULT_RATE)
+        # The common color format needs even sides.
         self.bottom, self.right = size[0] % 2, size[1] % 2
         try:
             self.file = self.av.open(str(path), "w")
@@ -60,7 +59,7 @@ class VideoWriter:
         self.stream.pix_fmt = "yuv420p"
 
     def add(self, frame: Pixels) -> None:
-        """Append a frame."""
+        """Add a frame."""
         even = np.pad(frame, ((0, self.bottom), (0, self.right), (0, 0)), mode="edge")
         self._write(self.av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24"))
 
@@ -77,4 +76,4 @@ class VideoWriter:
             raise self._failed(error) from error
 
     def _failed(self, error: Exception) -> NacreError:
-        return NacreError(f"could not write the video {self.path}: {error}")
+        return NacreError(f"the video {self.path} cannot be written: {error}")
