@@ -109,7 +109,7 @@ SIGNALS = (
         "signal SIGKILL": Case((SIGKILL,), 2, code=-SIGKILL, says=""),
         "signal SIGQUIT": Case((SIGQUIT,), 2, code=-SIGQUIT, says=""),
         "signal SIGKILL to a worker": Case(
-            (SIGKILL,), 2, "worker", code=ENDED, says="a process that loads images died"
+            (SIGKILL,), 2, "worker", code=ENDED, says="a data-loading worker died"
         ),
         "signal SIGTERM to a worker": Case((SIGTERM,), 2, "worker", code=0, says="after the last"),
         "torchrun rank": Case((SIGKILL,), 2, "rank", "saved", 0, "", restarts=3),

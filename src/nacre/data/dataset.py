@@ -5,22 +5,24 @@ image), so that neither worker processes nor the number of training processes no
 middle of an epoch changes what is learned from.
 """
 
-import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from nacre.data.image_io import Mask
 from nacre.data.source import Source, Split
@@ -37,10 +39,12 @@ EvalSample = tuple[Tensor, Tensor]
 
 T = TypeVar("T")
 
-DIED = (
-    "a process that loads images died; if memory ran out, fewer train.num_workers need less, and "
-    "with 0 the run itself reads and tells errors"
+_WORKER_DIED = (
+    "a data-loading worker died; if memory ran out, lower train.num_workers (with 0 the main "
+    "process reads the images itself)"
 )
+_SIGNS_OF_DEATH = (RuntimeError, ConnectionError, EOFError)
+_DEATH_MESSAGES = ("DataLoader worker", "Pin memory thread")
 
 
 @dataclass(frozen=True)
@@ -341,45 +345,67 @@ def _load(
 ) -> Iterator[T]:
     """Yield batches of a data set, given as lists of keys.
 
-    An error of a worker process comes without the worker's traceback.
+    An error of a worker is raised without the worker's traceback. A worker that dies is an error
+    where the next batch is requested, and nowhere else.
     """
     loader = DataLoader(
         dataset,
         batch_sampler=groups,
         num_workers=num_workers,
         pin_memory=pin,
-        # Without a generator of its own it would draw from the one that dropout draws from.
+        # Without its own generator it would draw from the one that dropout draws from.
         generator=torch.Generator(),
         worker_init_fn=partial(_begin_worker, os.getpid()),
     )
     try:
-        with block_signals():
-            batches = iter(loader)
+        batches = _begin(loader)
         yield from batches
-    except (NacreError, ConnectionError, EOFError) as error:
-        # Whoever keeps the error would keep the loader, whose processes then outlive the program.
+    except (NacreError, *_SIGNS_OF_DEATH) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith(_DEATH_MESSAGES):
+            raise
+        # The error's frames keep the loader alive, and its workers would outlive the program.
         del batches
         traceback.clear_frames(error.__traceback__)
-        if not isinstance(error, NacreError):  # the pipe of a worker that is gone
-            raise NacreError(DIED) from error
+        if not isinstance(error, NacreError):
+            raise NacreError(_WORKER_DIED) from error
         last = str(error).strip().splitlines()[-1]
         raise NacreError(last.rpartition("NacreError: ")[2]) from error
 
 
+def _begin(loader: DataLoader[T]) -> Iterator[T]:
+    """Start the workers of a loader, so that the death of one can never stop the trainer.
+
+    torch's SIGCHLD handler raises wherever the main thread is. If that is between the two halves
+    of a `with lock:`, the lock stays held, and the loader's shutdown waits for it forever. Without
+    the handler, the loader checks its workers when a batch is 5 s late. The event that ends the
+    workers is shared with them, and one may die while it holds the event's lock: here the trainer
+    has an event of its own and kills them.
+    """
+    signal_handling._error_if_any_worker_fails = lambda: None  # type: ignore[attr-defined]
+    with block_signals():
+        batches: Any = iter(loader)
+    if loader.num_workers:
+        batches._workers_done_event = _WorkersDone(batches._workers)
+    return cast("Iterator[T]", batches)
+
+
+class _WorkersDone(threading.Event):
+    """The event that ends the workers of a loader: it kills them, for they have nothing to save."""
+
+    def __init__(self, workers: Sequence[BaseProcess]) -> None:
+        super().__init__()
+        self.workers = workers
+
+    def set(self) -> None:
+        """Kill the workers."""
+        super().set()
+        for worker in self.workers:
+            worker.kill()
+
+
 def _begin_worker(trainer: int, worker: int) -> None:
-    """Begin a worker process, in which stops are the trainer's business, and die with it."""
+    """Begin a worker process: it leaves stop signals to the trainer, and dies with it."""
     is_served = multiprocessing.get_start_method() == "forkserver"  # which dies with it too
-    # Nothing that a helper holds is worth a moment more than its trainer.
+    # A worker holds nothing that is worth saving.
     die_with_parent(os.getppid() if is_served else trainer, signal.SIGKILL)
     ignore_stop_signals()
-
-
-@contextlib.contextmanager
-def explain_worker_crash() -> Iterator[None]:
-    """Explain in one sentence that a worker died; torch reports it wherever the trainer is then."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker"):
-            raise
-        raise NacreError(DIED) from error

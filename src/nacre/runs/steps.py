@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from nacre.data.dataset import StepSampler, TrainDataset, explain_worker_crash
+from nacre.data.dataset import StepSampler, TrainDataset
 from nacre.evaluation.choose import decide
 from nacre.labels.channels import Channels, from_background
 from nacre.methods import Step, find_method
@@ -101,7 +101,6 @@ def run_steps(
 
         dist.on_main(open_folder)
         check_shared(folder, fingerprint, dist)
-        while_running.enter_context(explain_worker_crash())
         before: Step | None = None
         source: Path | None = None
         for step in steps:
