@@ -202,7 +202,7 @@ def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
     out = tmp_path / "step"
     learning(data / "birds", out, start=pets)()
     names = {path.name for path in out.iterdir()}
-    for left in (".metrics.json.abcd_123", "resume.safetensors"):
+    for left in (".metrics.json.abcd_123.part", "resume.safetensors"):
         (out / left).touch()
     learning(data / "birds", out, start=pets)()
     assert {path.name for path in out.iterdir()} == names
