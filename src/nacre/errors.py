@@ -1,4 +1,4 @@
-"""The one kind of error that users see, and the help that its messages share."""
+"""The errors that users can fix, and the texts of their messages."""
 
 import os
 import reprlib
@@ -15,51 +15,53 @@ Model = TypeVar("Model", bound="BaseModel")
 
 
 class NacreError(ValueError):
-    """Something a user can mend: the message is the value, the place and what is allowed."""
+    """An error that a user can fix: what is wrong with which value, and what to do."""
 
 
 class ReportedElsewhere(NacreError):
-    """An error that another process of the run has told the user: this one ends in silence."""
+    """An error that another process of the run has reported; this process prints nothing."""
 
 
-_LONGEST_MESSAGE = 4000
+_MAX_MESSAGE_LENGTH = 4000
 _NO_MEMORY = ("allocate memory", "out of memory", "not enough memory")
 
 
 def user_message(error: Exception) -> str | None:
-    """Return what a user can do something about as one bounded sentence; None for a bug."""
+    """Return an error that a user can fix as one sentence of limited length; None for a bug."""
     if isinstance(error, OSError):
-        files = [os.fsdecode(one) for one in (error.filename, error.filename2) if one is not None]
-        return f"{' -> '.join(files) or 'the output'}: {error.strerror or error}"[:_LONGEST_MESSAGE]
-    if str(error).startswith("Symlink loop"):  # which pathlib calls a RuntimeError
+        names = [error.filename, error.filename2]
+        files = [os.fsdecode(name) for name in names if name is not None]
+        place = " -> ".join(files) or "the output"
+        return f"{place}: {error.strerror or error}"[:_MAX_MESSAGE_LENGTH]
+    if str(error).startswith("Symlink loop"):  # a RuntimeError of pathlib
         return str(error)
     if isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY):
         reason = " ".join(str(error).split())[:200]
         return (
-            f"there is not enough memory{f' ({reason})' if reason else ''}; smaller images or "
-            "crops, a smaller train.batch_size or a train.micro_batch need less"
+            f"there is not enough memory{f' ({reason})' if reason else ''}; use smaller images or "
+            "crops, a smaller train.batch_size or a train.micro_batch"
         )
     if not isinstance(error, NacreError):
         return None
     text = str(error)
-    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]} …"
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]} …"
 
 
-_MOST_MISTAKES = 10
-_LONGEST_NAME = 100
+_MAX_MISTAKES = 10
+_MAX_NAME_LENGTH = 100
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 120, 120, 60
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: short, whatever it is."""
+    """Return a short text for any value, for messages."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4000:
         return f"a number of {value.bit_length():,} bits"
     return _SHORT.repr(value)
 
 
 def escape_control(text: str) -> str:
-    """Return a text whose control characters and half characters are visible and harmless."""
+    """Replace control characters and surrogates in a text by their codes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -68,12 +70,12 @@ def escape_control(text: str) -> str:
 
 
 def has_control_characters(text: str) -> bool:
-    """Return whether a text could do more to a terminal than stand there."""
+    """Return True if a text contains characters that control a terminal."""
     return not text.isprintable() and any(_is_control(char) for char in text)
 
 
 def _is_control(char: str) -> bool:
-    # Cc: control, Cs: half a character; the rest turn or hide the text that follows them.
+    # Cc: control, Cs: surrogate. The others break lines, or reverse the text after them.
     return (
         unicodedata.category(char) in ("Cc", "Cs") or char in "\u2028\u2029\u202a\u202b\u202d\u202e"
     )
@@ -84,8 +86,8 @@ def _code(char: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` for the nearest known name, or nothing."""
-    if len(word) > _LONGEST_NAME:
+    """Return `` (did you mean 'x'?)`` for the nearest known name, or an empty text."""
+    if len(word) > _MAX_NAME_LENGTH:
         return ""
     nearest = get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
@@ -100,12 +102,12 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> NacreError:
 
 
 def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
-    """Return plain data as the model that it must fit, or say everything that does not fit.
+    """Convert plain data to a model; the error lists all mistakes.
 
     Args:
-        model: What the data must be.
+        model: Class of the result.
         content: The data.
-        place: Where they stand, for people; nothing for what was given directly.
+        place: File of the data, for errors.
     """
     from pydantic import ValidationError
 
@@ -117,15 +119,15 @@ def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
 
 
 def describe_errors(error: "ValidationError", model: Any) -> str:
-    """List the mistakes of a config in one message, each with its place and what is allowed."""
-    found = error.errors(include_url=False, include_context=False)
-    more = len(found) - _MOST_MISTAKES
+    """List the mistakes of a config in one message, each with its place and the allowed values."""
+    errors = error.errors(include_url=False, include_context=False)
+    more = len(errors) - _MAX_MISTAKES
     rest = f"; and {more:,} more mistakes" if more > 0 else ""
-    return "; ".join(_describe(one, model) for one in found[:_MOST_MISTAKES]) + rest
+    return "; ".join(_describe(one, model) for one in errors[:_MAX_MISTAKES]) + rest
 
 
 def _describe(error: Any, model: Any) -> str:
-    place = ".".join(str(part)[:_LONGEST_NAME] for part in error["loc"]) or "the config"
+    place = ".".join(str(part)[:_MAX_NAME_LENGTH] for part in error["loc"]) or "the config"
     if error["type"] == "extra_forbidden":
         known = _fields_at(model, error["loc"][:-1])
         hint = did_you_mean(str(error["loc"][-1]), known)
@@ -137,7 +139,7 @@ def _describe(error: Any, model: Any) -> str:
 
 
 def _fields_at(model: "type[BaseModel]", path: Iterable[Any]) -> list[str]:
-    """Return the keys that a config knows at a dotted place."""
+    """Return the keys of a config's section."""
     for part in path:
         field = model.model_fields.get(str(part))
         nested = _model_in(field.annotation) if field else None

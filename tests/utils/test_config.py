@@ -23,12 +23,12 @@ class Outer(Config):
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize("key", ["count", "share", "name"])
 def test_true_is_no_number(key, value):
-    with pytest.raises(NacreError, match=f"{key}: true and false are no values here, not {value}"):
+    with pytest.raises(NacreError, match=f"{key}: true and false are not allowed here"):
         check(Outer, {key: value})
 
 
 def test_true_within_a_list_is_no_number_either():
-    with pytest.raises(NacreError, match=r"inner\.rates: true and false are no values here"):
+    with pytest.raises(NacreError, match=r"inner\.rates: true and false are not allowed here"):
         check(Outer, {"inner": {"rates": [1, True]}})
     assert check(Outer, {"inner": {"on": True}, "anything": {"on": True}}).inner.on
 
@@ -101,7 +101,7 @@ def test_values_are_those_that_are_written(text, value):
         ("[" * 10_000, "nested more than"),
         ("- " * 10_000, "nested more than"),
         ("a: " + "{a: " * 500, "nested more than"),
-        ("a: &a [x]\nb: [*a, *a]", r"the alias \*a is not read"),
+        ("a: &a [x]\nb: [*a, *a]", r"the alias \*a is not allowed"),
         ("9" * 5000, "not valid YAML"),
         ("!!int x", "not valid YAML"),
         ("!!float x", "not valid YAML"),

@@ -85,7 +85,7 @@ def test_what_another_package_registers_joins_and_a_broken_one_breaks_only_itsel
     assert find(name) is ours[name], "a name of ours stays ours"
     with pytest.raises(NacreError, match="'bad' cannot be loaded from elsewhere:bad: ImportError"):
         find("bad")
-    with pytest.raises(NacreError, match=f"'odd' is no {kind}"):
+    with pytest.raises(NacreError, match=f"'odd' is not a {kind}"):
         find("odd")
     with pytest.raises(NacreError, match="did you mean 'mine'"):
         find("minne")

@@ -51,9 +51,9 @@ def test_parts_of_one_memory_are_stored_apart(tmp_path: Path) -> None:
     [
         ([], r"`aliases` is \[\]"),
         ("a", "`aliases` is 'a'"),
-        ({"b": "nowhere"}, "'b' is 'nowhere', which is not another tensor"),
-        ({"a": "a"}, "'a' is 'a', which is not another tensor"),
-        ({"b": ["a"]}, r"'b' is \['a'\], which is not another tensor"),
+        ({"b": "nowhere"}, "'b' to 'nowhere', which is not another tensor"),
+        ({"a": "a"}, "'a' to 'a', which is not another tensor"),
+        ({"b": ["a"]}, r"'b' to \['a'\], which is not another tensor"),
         ({"b": "c", "c": "b"}, "which is not another tensor"),
         (5, "`aliases` is 5"),
         (None, "`aliases` is None"),

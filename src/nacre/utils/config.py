@@ -1,25 +1,25 @@
-"""Configs: frozen and typed, what each key affects, and the YAML that people write them in.
+"""Typed configs, the effect of each key, and YAML.
 
-An unknown key is an error. So is ``true`` where a number is meant, a number that is not finite or
-larger than anything here can be, and a text with control characters. A key affects
+A config is frozen. Errors are unknown keys, ``true`` for a number, numbers that are not finite or
+too large, and texts with control characters. A key affects one of
 
-    results   what is learned or measured, in every step: the default
-    later     what is learned after step 0: runs that differ in it may share their step 0
-    nothing   how the machine works and where files lie: a run goes on with another value
+    results   what is learned or measured in every step: the default
+    later     what is learned after step 0: runs with different values can share step 0
+    nothing   the machine and the place of files: a run can resume with another value
 
-and says so with ``Field(…, json_schema_extra=NO_EFFECT)``. Going on with a run, sharing a step 0,
-grids and the rows of a report all read it here.
+A field declares it with ``Field(…, json_schema_extra=NO_EFFECT)``. Resuming, the step cache, grids
+and reports use it.
 
-YAML is read as plain data of bounded size and depth, without aliases. Its numbers are those of YAML
-1.2: ``1e-4`` is a number, ``1:30`` and ``2020-13-45`` are texts, and so are ``yes`` and ``no``. A
-key given twice is an error; usually the last one silently wins.
+YAML is read as plain data of limited size and depth, without aliases. Numbers follow YAML 1.2:
+``1e-4`` is a number; ``1:30``, ``2020-13-45``, ``yes`` and ``no`` are texts. A key that is given
+twice is an error.
 """
 
 import re
 import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -33,43 +33,43 @@ MAX_TEXT_LENGTH = 4096
 
 
 class Config(BaseModel):
-    """A part of a config; what a key may be is said beside it."""
+    """A config, or a section of one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _means_what_it_says(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_value(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields[info.field_name or ""]
-        _check(value, allow_bool=_mentions(field.annotation, (bool, Any)))
+        _check(value, allow_bool=_contains_bool(field.annotation))
         return value
 
 
 def _check(value: Any, allow_bool: bool) -> None:
-    """Refuse a value, or a list with one, that pydantic would take for another."""
+    """Refuse values that pydantic would convert, and texts and numbers beyond the limits."""
     if isinstance(value, list | tuple):
-        for one in value:
-            _check(one, allow_bool)
+        for item in value:
+            _check(item, allow_bool)
     elif isinstance(value, bool):
         if not allow_bool:
-            raise ValueError("true and false are no values here")
+            raise ValueError("true and false are not allowed here")
     elif isinstance(value, int | float):
-        # Not a number is pydantic's to refuse; a comparison with it is never true.
+        # pydantic refuses NaN, for which this comparison is false.
         if abs(value) > MAX_NUMBER:
             raise ValueError(f"the number is too large, at most {MAX_NUMBER:g}")
     elif isinstance(value, str):
         if len(value) > MAX_TEXT_LENGTH:
             raise ValueError(f"the text is too long, at most {MAX_TEXT_LENGTH:,} characters")
         if has_control_characters(value.replace("\n", "").replace("\t", "")):
-            raise ValueError("the text holds control characters")
+            raise ValueError("the text contains control characters")
 
 
-def _mentions(annotation: Any, kinds: tuple[Any, ...]) -> bool:
-    """Return whether a type is one of these kinds, or made of one."""
-    if annotation in kinds:
+def _contains_bool(annotation: Any) -> bool:
+    """Return True if a type allows booleans, alone or inside a container."""
+    if annotation in (bool, Any):
         return True
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, dict):
-        return any(_mentions(part, kinds) for part in get_args(annotation))
+        return any(map(_contains_bool, get_args(annotation)))
     return False
 
 
@@ -80,53 +80,52 @@ NO_EFFECT: dict[str, Any] = {"affects": "nothing"}
 
 
 def affects(field: FieldInfo) -> Effect:
-    """Return what a key of a config affects."""
+    """Return the effect of a config key."""
     extra = field.json_schema_extra
-    found: Effect = extra.get("affects", "results") if isinstance(extra, Mapping) else "results"  # type: ignore[assignment]
-    return found
+    effect: Any = extra.get("affects", "results") if isinstance(extra, Mapping) else "results"
+    return cast(Effect, effect)
 
 
 def result_values(config: BaseModel, *, step_0: bool = False) -> dict[str, Any]:
-    """Return the values of a config that decide its results, or what its step 0 is, as plain data.
+    """Return the values of a config that affect results, as plain data.
 
     Args:
-        config: Of a run, or a section of one.
-        step_0: Leave out what only later steps depend on.
+        config: A config, or a section of one.
+        step_0: Return only the values that affect step 0.
     """
     ignored = {"nothing", "later"} if step_0 else {"nothing"}
     plain = config.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, field in type(config).model_fields.items():
         if affects(field) in ignored:
             continue
         value = getattr(config, key)
-        found[key] = (
-            result_values(value, step_0=step_0) if isinstance(value, BaseModel) else plain[key]
-        )
-    return found
+        is_section = isinstance(value, BaseModel)
+        values[key] = result_values(value, step_0=step_0) if is_section else plain[key]
+    return values
 
 
 def keys_without_effect(config: type[BaseModel], prefix: str = "") -> set[str]:
     """Return the dotted names of the keys that affect nothing."""
-    found: set[str] = set()
+    names: set[str] = set()
     for key, field in config.model_fields.items():
         if affects(field) == "nothing":
-            found.add(f"{prefix}{key}")
+            names.add(f"{prefix}{key}")
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            found |= keys_without_effect(field.annotation, f"{prefix}{key}.")
-    return found
+            names |= keys_without_effect(field.annotation, f"{prefix}{key}.")
+    return names
 
 
 MAX_YAML_BYTES = 1 << 18
 MAX_YAML_DEPTH = 32
 
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
-# PyYAML's constructors raise errors of many kinds for values that look right to its patterns.
+# PyYAML's constructors raise many kinds of errors for values that match its patterns.
 _ERRORS = (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 
 
 def read_yaml(path: Path, what: str, must_hold: str) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping; ``must_hold`` says of what, for people."""
+    """Read a YAML file with a mapping; ``what`` and ``must_hold`` describe it in errors."""
     content = parse_yaml(read_text(path, what, MAX_YAML_BYTES), f"{what} {path}")
     if not isinstance(content, dict):
         raise NacreError(f"{what} {path} must hold {must_hold}")
@@ -134,7 +133,7 @@ def read_yaml(path: Path, what: str, must_hold: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the plain data that a text holds; ``place`` says where it stands, for people."""
+    """Parse YAML as plain data; ``place`` describes the text in errors."""
     if len(text) > MAX_YAML_BYTES:
         raise NacreError(
             f"{place} is too long: {len(text):,} characters, at most {MAX_YAML_BYTES:,}"
@@ -149,17 +148,17 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data only, and not more of it than a person would write."""
+    """Loads plain data of limited depth."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a value that is no alias and not too deep: a few aliases make up millions."""
+        """Compose a value; refuse aliases, which can multiply, and deep nesting."""
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise yaml.YAMLError(f"the alias *{event.anchor} is not read; write its value out")
+            raise yaml.YAMLError(f"the alias *{event.anchor} is not allowed; repeat its value")
         self._depth += 1
         if self._depth > MAX_YAML_DEPTH:
             raise yaml.YAMLError(f"it is nested more than {MAX_YAML_DEPTH} levels deep")
@@ -168,16 +167,16 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse a key that was there before."""
-        seen = set()
+        """Construct a mapping; refuse duplicate keys."""
+        known = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
             value = self.construct_object(key, deep=deep)
-            if value in seen:
+            if value in known:
                 place = f"line {key.start_mark.line + 1}"
                 raise yaml.YAMLError(f"{place}: {value!r} is given twice")
-            seen.add(value)
+            known.add(value)
         return super().construct_mapping(node, deep=deep)
 
 

@@ -15,14 +15,14 @@ DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def choose_device(device: str, local_rank: int = 0) -> torch.device:
-    """Return the device a config asks for; ``auto`` takes the fastest that is there."""
+    """Return the device that a config requests; ``auto`` chooses the fastest one available."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", local_rank)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        if chosen.type == "cuda" and chosen.index is None:  # else every process would touch GPU 0
+        if chosen.type == "cuda" and chosen.index is None:  # every process would open GPU 0
             chosen = torch.device("cuda", local_rank)
         if chosen.type not in DEVICES:
             raise RuntimeError(f"known: {', '.join(DEVICES)}")
@@ -30,7 +30,7 @@ def choose_device(device: str, local_rank: int = 0) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise NacreError(
             f"train.device: {device!r} cannot be used here ({str(error).splitlines()[0]}); "
-            "'auto' takes what is there"
+            "use 'auto'"
         ) from error
     return chosen
 
@@ -48,11 +48,11 @@ def memory_layout(device: torch.device, *, training: bool) -> torch.memory_forma
 
 @dataclass(frozen=True)
 class Precision:
-    """In which numbers the networks compute, and why.
+    """The numeric precision of networks.
 
     Attributes:
-        dtype: Of the networks' activations; the losses are always float32.
-        reason: For the log.
+        dtype: Type of the activations; losses are always float32.
+        reason: Explanation for the log.
     """
 
     dtype: torch.dtype
@@ -64,14 +64,14 @@ class Precision:
         return self.dtype != torch.float32
 
     def mixed(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which networks compute in this precision."""
+        """Return the autocast context of this precision."""
         if not self.is_mixed:
             return contextlib.nullcontext()
         return torch.autocast(device.type, self.dtype)
 
     @property
     def needs_scaling(self) -> bool:
-        """True if gradients would vanish without a scale on the loss."""
+        """True if the loss must be scaled to keep small gradients."""
         return self.dtype == torch.float16
 
 
@@ -79,7 +79,7 @@ FLOAT32 = Precision(torch.float32, "float32")
 
 
 def choose_precision(wanted: str, device: torch.device) -> Precision:
-    """Return the precision a config asks for; ``auto`` goes by what the device is good at."""
+    """Return the precision that a config requests; ``auto`` chooses by the device."""
     if wanted == "tf32":
         return Precision(torch.float32, "float32 with TF32 convolutions: as configured")
     if wanted != "auto":
@@ -92,28 +92,28 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
 
 
 def configure_backends(device: torch.device, *, tf32: bool) -> None:
-    """Set what decides how fast a GPU computes.
+    """Configure cuDNN and cuBLAS for a CUDA device; change nothing for other devices.
 
-    The losses' matrix products stay in float32 whatever else was asked for: with the ten bits of
-    TF32 the upsampled logits would be too coarse for a log-sum-exp.
+    The losses' matrix products always stay in float32. With the ten bits of TF32 the upsampled
+    logits would be too coarse for a log-sum-exp.
 
     Args:
-        device: Where to; nothing is set for others than CUDA.
-        tf32: Whether convolutions of float32 may use TF32.
+        device: The device.
+        tf32: Allow TF32 in float32 convolutions.
     """
     if device.type != "cuda":
         return
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = tf32
-    # Whoever asked torch for the same result every time gets it.
+    # Benchmarking may choose another kernel each time.
     torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 
 def set_precision(wanted: str, device: torch.device) -> Precision:
-    """Return the precision a config asks for, and keep TF32 out of what is to be float32.
+    """Return the precision that a config requests; allow TF32 in convolutions only if it may.
 
-    Whatever runs a network for a result calls this first, tests as well as training: torch allows
-    TF32 in convolutions unless it is told otherwise.
+    Call it before a network computes results, in training and testing: torch allows TF32 in
+    convolutions by default.
     """
     configure_backends(device, tf32=wanted != "float32")
     return choose_precision(wanted, device)
@@ -121,9 +121,9 @@ def set_precision(wanted: str, device: torch.device) -> Precision:
 
 @contextlib.contextmanager
 def sizes_vary(vary: bool) -> Iterator[None]:
-    """Keep cuDNN from looking for its fastest kernels meanwhile, if images have many sizes.
+    """Turn off cuDNN's benchmarking inside this context if images have many sizes.
 
-    It looks for them once for each size, which takes longer than they save.
+    cuDNN benchmarks every size once, which takes longer than it saves.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before and not vary
@@ -134,10 +134,10 @@ def sizes_vary(vary: bool) -> Iterator[None]:
 
 
 def count_workers(wanted: int | str, device: torch.device) -> int:
-    """Return how many processes load images for this one.
+    """Return the number of data-loading workers of this process.
 
-    ``auto`` takes the cores that this machine has for each training process, up to 8. Where the
-    processor learns as well they would only take its cores from it: there it is none.
+    ``auto`` divides the cores of the machine by its training processes, up to 8 workers each. On a
+    CPU it is 0, because workers would take cores from training.
     """
     if isinstance(wanted, int):
         return wanted
@@ -147,7 +147,7 @@ def count_workers(wanted: int | str, device: torch.device) -> int:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes held so far, on a GPU or by this process; None if nobody knows."""
+    """Return the peak memory in bytes, of the GPU or of this process; None if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

@@ -1,7 +1,7 @@
-"""Long passes: how far they have come, told to whoever shows it, and processes that share them.
+"""Progress bars of long passes, and pools of worker processes.
 
-Modules that do the work know nothing of terminals: they open a bar here by its title. It is silent
-until a program says how bars are shown (`set_progress_bar`), as the command line does.
+Library code opens a bar by its title. Bars are silent until a program sets how to show them
+(`set_progress_bar`), as the command line does.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, and of how much."""
+"""Receives the number of items done, and of all items."""
 
 Bar = Callable[[str], AbstractContextManager[Progress]]
 
@@ -33,27 +33,27 @@ _bar: Bar = _silent
 
 
 def set_progress_bar(bar: Bar) -> None:
-    """Show every bar of this process in this way from now on."""
+    """Set the function that opens all progress bars of this process."""
     global _bar
     _bar = bar
 
 
 def show_progress(title: str) -> AbstractContextManager[Progress]:
-    """Open a bar with a title; it takes how much is done, and of how much."""
+    """Open a progress bar with a title."""
     return _bar(title)
 
 
 @contextmanager
 def worker_pool(count: int, what: str) -> Iterator["Executor"]:
-    """Give processes by fork on Linux; elsewhere threads, which share most of the decoding.
+    """Yield a pool of forked processes on Linux, of threads elsewhere.
 
-    Forked processes have all that this one holds in their memory already, so that little need be
-    sent to them. Spawned ones would import the caller's main module anew, which breaks plain
-    scripts.
+    Forked processes share this process's memory, so that little must be sent to them. Spawned
+    processes would import the caller's main module again, which breaks plain scripts. Threads
+    still run most of the decoding in parallel.
 
     Args:
-        count: How many.
-        what: What they do, for the sentence about one that is killed.
+        count: Number of workers.
+        what: Task of the workers, for the error if one is killed: "reads masks".
     """
     from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -65,21 +65,23 @@ def worker_pool(count: int, what: str) -> Iterator["Executor"]:
         return
     pool = ProcessPoolExecutor(count, get_context("fork"), _begin, (os.getpid(),))
     try:
-        # The children touch neither torch nor locks of other threads; start them all here, where
-        # the warning about forking a program with threads can be kept quiet.
+        # The children use neither torch nor locks of other threads. All of them start here, where
+        # the warning about forking a program with threads can be suppressed.
         with warnings.catch_warnings(), block_signals():
             warnings.simplefilter("ignore", DeprecationWarning)
             list(pool.map(abs, repeat(0, count)))
         yield pool
     except BrokenProcessPool as error:
-        raise NacreError(f"a process that {what} was killed; is the memory enough?") from error
+        raise NacreError(
+            f"a process that {what} was killed, probably because the memory is full"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _begin(parent: int) -> None:
-    """Begin a worker process, in which stops are the parent's business, and die with it."""
+    """Set up a worker process: it ignores stop signals and dies with its parent."""
     die_with_parent(parent, signal.SIGKILL)
-    # A pool that lost a process ends the others by SIGTERM.
+    # A pool that lost a process ends the others with SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ignore_stop_signals(signal.SIGTERM)

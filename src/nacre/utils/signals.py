@@ -1,7 +1,8 @@
-"""Signals: a wish to stop that is heard where it is safe to stop, and whom it reaches.
+"""Stop signals: a run saves before it stops, and its helper processes leave that to it.
 
-A run has helpers (processes that load images, runs of a grid). A signal often reaches all of
-them at once: a terminal, SLURM and systemd signal whole groups. Only who can save may listen.
+The helpers of a run load images; those of a grid are its runs. Terminals, SLURM and systemd signal
+whole process groups, so a signal often reaches the helpers, too. Only a process that can save
+reacts.
 """
 
 import contextlib
@@ -14,38 +15,38 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-# Ctrl-C; `kill` and schedulers; a terminal that closes; SLURM's warning (--signal=USR1@120), for
-# which submitit takes USR2.
+# Ctrl-C; `kill` and schedulers; a closed terminal; SLURM's warning (--signal=USR1@120), for which
+# submitit uses USR2.
 STOP_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 )
 PARENT = "NACRE_PARENT"
-"""Variable in which a command that starts others says who it is, so that they end with it."""
+"""Environment variable with the process number of a command that starts others."""
 
 _AGAIN_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 class Interrupted(Exception):
-    """The user asked to stop; what was learned so far is saved, and the same call goes on."""
+    """The user asked to stop; the progress is saved, and the same call resumes."""
 
 
 class StopSignal:
-    """Turns the first signal into a wish to stop, and a later Ctrl-C into a stop at once.
+    """Records the first stop signal as a request; a later Ctrl-C stops at once.
 
-    Only a second Ctrl-C is impatience, and only after a second: torchrun and schedulers send what
-    the processes got already. Before anybody has asked for the wish there is nothing to save,
-    so that a signal ends the work at once. Signals that were ignored before (nohup) stay ignored.
+    Calling it returns True once a stop was requested. Before its first call there is nothing to
+    save, so that a signal stops at once. A second signal within a second is ignored: torchrun and
+    schedulers repeat the terminal's. Signals that were ignored before (nohup) stay ignored.
     """
 
     def __init__(self) -> None:
         self.requested: float | None = None
-        self.is_heard = False
+        self.was_called = False
 
     def __enter__(self) -> "StopSignal":
-        """Begin to listen; signals reach the main thread only."""
+        """Install the handlers; Python delivers signals to the main thread only."""
         self.before = {}
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
@@ -54,20 +55,20 @@ class StopSignal:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop listening."""
+        """Restore the earlier handlers."""
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
     def __call__(self) -> bool:
-        """Return whether a stop was asked for."""
-        self.is_heard = True
+        """Return True if a stop was requested."""
+        self.was_called = True
         return self.requested is not None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         first, self.requested = self.requested, self.requested or now
         if first is None:
-            if not self.is_heard:
+            if not self.was_called:
                 raise KeyboardInterrupt
         elif number == signal.SIGINT and now - first > _AGAIN_SECONDS:
             raise KeyboardInterrupt
@@ -75,7 +76,7 @@ class StopSignal:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Keep every stop from this thread, and from a process that it starts until that is ready."""
+    """Block stop signals in this thread, and in the processes that it starts meanwhile."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -86,20 +87,20 @@ def block_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_stop_signals(*spared: int) -> None:
-    """Ignore stops in a helper process: its parent stops it when it has saved."""
+def ignore_stop_signals(*exceptions: int) -> None:
+    """Ignore stop signals in a helper process: its parent stops it after saving."""
     for number in STOP_SIGNALS:
-        if number not in spared:
+        if number not in exceptions:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
-    """Signal this process when its parent dies, however that dies; Linux alone knows how.
+    """Make the system signal this process when its parent dies (on Linux only).
 
     Args:
-        parent: The parent's number: it may be gone already.
+        parent: Process number of the parent; it may be dead already.
         number: The signal.
     """
     if sys.platform == "linux":
@@ -109,7 +110,7 @@ def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
 
 
 def exit_with_parent() -> None:
-    """End with the command that started this one, if one did: a stop is what that means here."""
+    """Request a stop when the command that started this one dies, if there is one."""
     parent = os.environ.pop(PARENT, "")
     if parent.isdecimal():
         die_with_parent(int(parent))

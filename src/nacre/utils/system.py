@@ -1,8 +1,8 @@
-"""The machine and what is installed on it: cores, folders, memory, packages, plug-ins, a cluster.
+"""The machine and its packages: cores, memory, folders, extras, plug-ins, a Ray cluster.
 
-A plug-in is what another package registers under an entry point: a method, a kind of network, a
-data set. It is imported when it is asked for by name, so that one that is broken breaks only
-itself. A name of ours stays ours.
+A plug-in is a method, a kind of network, a data set or a format that another package registers
+under an entry point. It is imported when it is requested by name, so a broken one breaks only
+itself. It cannot replace a name of nacre.
 """
 
 import ctypes
@@ -20,16 +20,16 @@ T = TypeVar("T")
 
 # From glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-_NEVER = -1  # as mallopt(3) has it
+_NEVER = -1
 
 
 def keep_freed_memory() -> bool:
-    """Make this process keep what it frees; return whether the C library can (glibc can).
+    """Make malloc keep freed memory; return True if the C library can (glibc can).
 
-    An update frees hundreds of large buffers and asks for the same ones again. glibc returns such
-    buffers to the system at once, so that every update has all its pages cleared and mapped anew,
-    a fifth of its time on a CPU or more. The commands that learn call this; in a program of one's
-    own it is one's own choice, as it holds for the whole process.
+    An update frees hundreds of large buffers and allocates the same ones again. glibc returns such
+    buffers to the system at once, so that the pages are mapped and cleared for every update: a
+    fifth of its time on a CPU or more. The commands that train call this function. It affects the
+    whole process, so other programs decide for themselves.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -38,45 +38,45 @@ def keep_freed_memory() -> bool:
 
 
 CORES = "NACRE_CORES"
-"""Variable in which a grid tells a run its share of the machine's cores."""
+"""Environment variable with the number of cores that a grid gives to a run."""
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    share = os.environ.get(CORES, "")
-    return min(cores, max(1, int(share))) if share.isdecimal() else cores
+    limit = os.environ.get(CORES, "")
+    return min(cores, max(1, int(limit))) if limit.isdecimal() else cores
 
 
 def user_cache() -> Path | None:
-    """Return nacre's folder among the user's caches; None where the user has no home."""
-    given = os.environ.get("XDG_CACHE_HOME")
+    """Return nacre's folder in the user's cache; None if the user has no home folder."""
+    cache = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(given) if given else Path.home() / ".cache") / "nacre"
+        return (Path(cache) if cache else Path.home() / ".cache") / "nacre"
     except RuntimeError:
         return None
 
 
 def expand_user(path: Path) -> Path:
-    """Return a path with the home folder in the place of ``~``."""
+    """Replace ``~`` in a path by the home folder."""
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise NacreError(f"{path}: there is no user whose home that could be") from error
+        raise NacreError(f"{path}: this user has no home folder; give the whole path") from error
 
 
 def install_line(extra: str = "") -> str:
-    """Return the command that installs nacre, or an extra of it, in its source folder."""
+    """Return the command that installs nacre, or one of its extras, from the source folder."""
     if not extra:
         return "pip install -c constraints.txt ."
     return f"pip install -c constraints.txt '.[{extra}]'"
 
 
 def import_extra(name: str, extra: str = "export", package: str | None = None) -> Any:
-    """Import a module of an extra's package, or say how to get it."""
+    """Import a module of an extra; if it is missing, the error contains the install command."""
     package = package or name.split(".")[0]
     try:
         return import_module(name)
@@ -84,76 +84,73 @@ def import_extra(name: str, extra: str = "export", package: str | None = None) -
         raise NacreError(
             f"this needs the package {package}, which is not installed: {install_line(extra)}"
         ) from error
-    except (RuntimeError, ValueError) as error:  # compiled for another torch, or wrong settings
+    except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NacreError(
-            f"this needs the package {package}, which cannot be imported here ({reason}): it must "
-            "be made for the installed version of torch, and understand the variables set for it"
+            f"this needs the package {package}, which cannot be imported here ({reason}); install "
+            "a version for the installed torch, and check the environment variables of the package"
         ) from error
 
 
-def registered(group: str, ours: Container[str]) -> dict[str, EntryPoint]:
-    """Return what other packages register in a group, by name."""
-    return {point.name: point for point in entry_points(group=group) if point.name not in ours}
+def registered(group: str, own: Container[str]) -> dict[str, EntryPoint]:
+    """Return the entry points of other packages in a group, by name."""
+    return {point.name: point for point in entry_points(group=group) if point.name not in own}
 
 
 def find_entry(
     table: Mapping[str, T], name: str, group: str, kind: type[T], what: str, where: str = ""
 ) -> T:
-    """Return a row of a table by name; one of another package is loaded only when it is named.
+    """Return an entry by name, from nacre's own or from another package's.
 
     Args:
-        table: Ours.
-        name: The name.
-        group: Where other packages register theirs.
-        kind: What a row is.
-        what: What it is to people, such as ``data set``.
-        where: What names it, for the sentence about an unknown one, if that is something else.
+        table: nacre's own entries.
+        name: Name of the entry.
+        group: Group of entry points where other packages register theirs.
+        kind: Class of an entry.
+        what: Description of an entry for errors, such as ``data set``.
+        where: Description of the name in the error for an unknown one. Default: `what`.
     """
     if name in table:
         return table[name]
     others = registered(group, table)
     if name not in others:
         raise unknown_name(where or what, name, [*table, *others])
-    found: T = load_registered(
-        others[name], f"the {what}", kind.__name__, lambda one: isinstance(one, kind)
+    entry: T = load_registered(
+        others[name], f"the {what}", kind.__name__, lambda value: isinstance(value, kind)
     )
-    return found
+    return entry
 
 
 def load_registered(point: EntryPoint, what: str, kind: str, fits: Callable[[Any], bool]) -> Any:
-    """Import what a package registers.
+    """Import an entry that another package registers.
 
     Args:
-        point: Where it is.
-        what: What it is to people, such as ``the method``.
-        kind: What it must be.
-        fits: Whether it is that.
+        point: Its entry point.
+        what: Description of the entry for errors, such as ``the method``.
+        kind: Name of the class that it must have, for errors.
+        fits: Returns True if a value is such an entry.
 
     Raises:
-        NacreError: it cannot be imported, or is something else.
+        NacreError: The entry cannot be imported, or is something else.
     """
     try:
-        found = point.load()
-    except Exception as error:  # whatever somebody else's module does when it is imported
+        value = point.load()
+    except Exception as error:  # another package may raise anything while it is imported
         reason = " ".join(str(error).split())[:300]
         raise NacreError(
             f"{what} {point.name!r} cannot be loaded from {point.value}: "
             f"{type(error).__name__}: {reason}"
         ) from error
-    if not fits(found):
-        raise NacreError(f"{what} {point.name!r} is no {kind}: {point.value} is {found!r}")
-    return found
+    if not fits(value):
+        raise NacreError(f"{what} {point.name!r} is not a {kind}: {point.value} is {value!r}")
+    return value
 
 
 def join_cluster(wanted_by: str) -> Any:
-    """Join the Ray cluster that is there; return the package ``ray``.
+    """Connect to the running Ray cluster; return the package ``ray``.
 
     Args:
-        wanted_by: the option that asks for it.
-
-    Raises:
-        NacreError: there is none.
+        wanted_by: Option that needs the cluster, for errors.
     """
     ray = import_extra("ray", "ray")
     try:
@@ -166,7 +163,7 @@ def join_cluster(wanted_by: str) -> Any:
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise NacreError(
-            f"{wanted_by}: there is no Ray cluster here ({reason}); `ray start --head` makes one "
-            "of this machine, RAY_ADDRESS names another"
+            f"{wanted_by}: there is no Ray cluster here ({reason}); start one with `ray start "
+            "--head`, or set RAY_ADDRESS"
         ) from error
     return ray

@@ -1,7 +1,7 @@
-"""Tensors and plain JSON in one safetensors file.
+"""Tensors and JSON in one safetensors file.
 
-The file is whole or not there at all, and opening it runs no code. A tensor that has several names,
-as the tied weights of a network have, is stored under the first; the header lists the others.
+Files are written atomically, and opening one runs no code. A tensor with several names, such as a
+network's tied weights, is stored under its first name; the header lists the other names.
 """
 
 import json
@@ -18,37 +18,36 @@ from nacre.utils.io import parse_json, save
 
 FORMAT = 1
 
-
 Tensors = dict[str, Tensor]
 
 
 def write_tensors(path: Path, tensors: Tensors, content: dict[str, Any]) -> None:
-    """Write tensors, and plain data in the header."""
-    stored, aliases = _apart(tensors)
-    said = {"format": FORMAT, **({"aliases": aliases} if aliases else {}), **content}
-    metadata = {"nacre": json.dumps(said, default=str)}
+    """Write tensors, and JSON in the header."""
+    stored, aliases = _separate(tensors)
+    header = {"format": FORMAT, **({"aliases": aliases} if aliases else {}), **content}
+    metadata = {"nacre": json.dumps(header, default=str)}
     save(path, lambda temporary: save_file(stored, temporary, metadata=metadata))
 
 
-def _apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
-    """Return tensors of which no two share memory, and the first name of each that is tied to one.
+def _separate(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
+    """Return tensors on the CPU that share no memory, and the first names of tied tensors.
 
-    Tensors are compared where they are: those on a GPU would come apart on the way to the CPU.
+    Tensors are compared on their own device, because copies on the CPU share nothing.
     """
     names: dict[object, str] = {}
     stored: Tensors = {}
     aliases: dict[str, str] = {}
     storages: set[int] = set()
     for name, value in tensors.items():
-        place = value.data_ptr()  # 0 of a tensor without values
-        known = (value.device, place, value.dtype, value.shape, value.stride())
-        first = names.setdefault(known, name) if place else name
+        address = value.data_ptr()  # 0 for a tensor without values
+        key = (value.device, address, value.dtype, value.shape, value.stride())
+        first = names.setdefault(key, name) if address else name
         if first != name:
             aliases[name] = first
             continue
         stored[name] = value.detach().cpu().contiguous()
         storage = stored[name].untyped_storage().data_ptr()
-        if storage and storage in storages:  # a part of another, or seen otherwise
+        if storage and storage in storages:  # a view of another tensor
             stored[name] = stored[name].clone()
         storages.add(storage)
     return stored, aliases
@@ -57,15 +56,21 @@ def _apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
 def read_tensors(
     path: Path, kind: str, device: torch.device | str
 ) -> tuple[Tensors, dict[str, Any]]:
-    """Read the tensors of a file of a kind, and its plain data; tied ones are one tensor again."""
+    """Read a file's tensors and JSON; tied tensors are one tensor again.
+
+    Args:
+        path: The file.
+        kind: Kind of the file, which its header must state.
+        device: Device of the tensors.
+    """
     if path.exists() and not path.is_file():
         raise NacreError(f"{path} is not a regular file")
     try:
-        place = torch.device(device)
-        direct = "cpu" if place.type == "mps" else str(place)
+        target = torch.device(device)
+        direct = "cpu" if target.type == "mps" else str(target)
         with safe_open(path, framework="pt", device=direct) as file:
             metadata = file.metadata() or {}
-            tensors = {name: _move(file.get_tensor(name), place) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: _move(file.get_tensor(name), target) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise NacreError(
             f"{path} is damaged or is not a safetensors file ({error}); copy or download it again"
@@ -81,20 +86,20 @@ def read_tensors(
     return tensors | _aliased(path, tensors, content.pop("aliases", {})), content
 
 
-def _move(value: torch.Tensor, place: torch.device) -> torch.Tensor:
-    """Return a tensor on a device; Metal has no float64, so such tensors stay on the CPU."""
-    stays = place.type == "mps" and value.dtype == torch.float64
-    return value if stays else value.to(place)
+def _move(value: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device; float64 tensors stay on the CPU if it is Metal, which has none."""
+    stays = device.type == "mps" and value.dtype == torch.float64
+    return value if stays else value.to(device)
 
 
 def _aliased(path: Path, tensors: Tensors, aliases: Any) -> Tensors:
-    """Return the tensors of a file by their other names."""
+    """Return tied tensors by their other names."""
     if not isinstance(aliases, dict):
         raise NacreError(f"{path} has a damaged header: `aliases` is {shown(aliases)}")
     for name, first in aliases.items():
         if name in tensors or not isinstance(first, str) or first not in tensors:
             raise NacreError(
-                f"{path} has a damaged header: it says that {shown(name)} is {shown(first)}, which "
-                "is not another tensor of the file"
+                f"{path} has a damaged header: it ties {shown(name)} to {shown(first)}, which is "
+                "not another tensor of the file"
             )
     return {name: tensors[first] for name, first in aliases.items()}
