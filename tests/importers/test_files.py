@@ -5,10 +5,9 @@ import io
 import pytest
 
 from nacre.importers.files import File, Finder, agrees, split_of
-from nacre.importers.folder import plan_lists, plan_names, safe_part
+from nacre.importers.folder import plan_lists, plan_names, safe_name
 from nacre.importers.problems import Unusable
 from nacre.importers.reading import Image
-from nacre.importers.report import choose
 
 
 def files(*paths: str) -> list[File]:
@@ -95,7 +94,7 @@ def test_names_are_short_where_that_is_clear() -> None:
 
 
 def test_long_names_stay_apart() -> None:
-    one, other = (safe_part("x" * 300 + end) for end in "ab")
+    one, other = (safe_name("x" * 300 + end) for end in "ab")
     assert one != other
     assert max(len(one), len(other)) <= 120
 
@@ -115,13 +114,3 @@ def test_lists_are_both_of_two_or_none(
     splits: dict[str, str | None], lists: dict[str, list[str]]
 ) -> None:
     assert plan_lists(splits.items())[0] == lists
-
-
-def test_the_sheet_shows_every_class_if_it_can() -> None:
-    pixels = [{0: 9} for _ in range(100)]
-    for label, i in ((1, 3), (2, 77), (3, 98)):
-        pixels[i] = {0: 5, label: 4}
-    chosen = choose(pixels, 10)
-    assert len(chosen) == 10
-    assert {3, 77, 98} <= set(chosen)
-    assert choose(pixels[:2], 10) == [0, 1]

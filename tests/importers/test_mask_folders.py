@@ -74,9 +74,7 @@ def test_damaged_tables_are_one_sentence(text: str, message: str, tmp_path: Path
 @pytest.mark.parametrize("mask", ["masks/p.png", "labels/p.png", "train_labels/p_L.png"])
 def test_colors_without_a_table_are_listed_and_may_be_named(mask: str, tmp_path: Path) -> None:
     folder(tmp_path / "x", mask)
-    message = (
-        r'0,0,0 \(\d\d\.\d%\), 0,255,0 \(16\.4%\).*name them, such as --colors "0,255,0=crack"'
-    )
+    message = r'0,0,0 \(\d\d\.\d%\), 0,255,0 \(16\.4%\).*such as --colors "0,255,0=crack"'
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
     colors = _parse_colors("0,255,0=crop,255,0,0=big weed")
@@ -87,7 +85,7 @@ def test_colors_without_a_table_are_listed_and_may_be_named(mask: str, tmp_path:
 
 def test_colors_that_are_not_named_end_the_import(tmp_path: Path) -> None:
     folder(tmp_path / "x")
-    with pytest.raises(NacreError, match="colors that no class stands for: 255,0,0 in 40 pixels;"):
+    with pytest.raises(NacreError, match="colors without a class: 255,0,0 in 40 pixels;"):
         Imported(tmp_path / "x", tmp_path / "y", colors={(0, 255, 0): "crop"})
 
 
@@ -176,7 +174,7 @@ def test_white_on_black_is_one_class_and_not_what_does_not_count(tmp_path: Path)
 def test_masks_without_names_get_the_line_to_write(value: int, tmp_path: Path) -> None:
     save_image(tmp_path / "x" / "images" / "p.jpg", SIZE)
     save_png(tmp_path / "x" / "masks" / "p.png", filled(SIZE, (*CROP, value)))
-    line = rf"what is missing is classes\.yaml, such as `classes: {{{value}: crack}}`"
+    line = rf"add a file classes\.yaml, such as `classes: {{{value}: crack}}`"
     with pytest.raises(NacreError, match=line):
         Imported(tmp_path / "x", tmp_path / "y")
 
@@ -186,7 +184,7 @@ def test_images_without_a_mask_are_counted(tmp_path: Path) -> None:
     save_image(tmp_path / "x" / "images" / "q.jpg", SIZE)
     save_text(tmp_path / "x" / "class_dict.csv", TABLES["class_dict.csv"])
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert "1 image: nothing says what is in it (images/q.jpg)" in got.text
+    assert "1 image: it has no labels (images/q.jpg)" in got.text
 
 
 # Cityscapes, LabelMe's XML
@@ -242,9 +240,11 @@ def test_labelmes_xml_with_polygons_and_masks(tmp_path: Path) -> None:
         "<annotation><filename>p.jpg</filename><folder>walk</folder>"
         f"<imagesize><nrows>16</nrows><ncols>24</ncols></imagesize>{objects}</annotation>",
     )
+    save_text(root / "Annotations" / "walk" / "q.xml", f"<annotation>{objects}<cut")
     got = Imported(root, tmp_path / "y")
     assert got.names == ["cat", "dog"]
     np.testing.assert_array_equal(got.mask("p"), LABELS)
+    assert "its annotation cannot be read (Annotations/walk/q.xml" in got.text
 
 
 # Boxes as outlines
@@ -277,7 +277,7 @@ def test_outlines_that_are_all_boxes_are_asked_about(
     write: Any, box: list[list[float]], tmp_path: Path
 ) -> None:
     write(tmp_path / "x", corners(WEED), box)
-    with pytest.raises(NacreError, match=r"\(2 outlines\) are boxes .* say --fill-boxes"):
+    with pytest.raises(NacreError, match=r"\(2 outlines\) are boxes .* use --fill-boxes"):
         import_export(tmp_path / "x", tmp_path / "y")
     assert Imported(tmp_path / "x", tmp_path / "y", fill_boxes=True).report.shapes == {
         "polygons": 2
@@ -299,5 +299,5 @@ def test_boxes_of_yolo_are_said_to_be_boxes(tmp_path: Path) -> None:
     yolo(tmp_path / "x")
     for path in (tmp_path / "x").rglob("labels/*.txt"):
         path.write_text("0 0.5 0.5 0.2 0.2\n")
-    with pytest.raises(NacreError, match="it has boxes, no outlines"):
+    with pytest.raises(NacreError, match="it has boxes but no outlines"):
         import_export(tmp_path / "x", tmp_path / "y")

@@ -13,15 +13,14 @@ from nacre.importers.rasterize import (
     fill_region,
     fill_ring,
     rectangle,
-    turned,
+    rotate,
 )
 
 
 def whole(patch: Patch, width: int, height: int) -> NDArray[np.bool_]:
     """Return a patch in the image that it belongs to."""
     image = np.zeros((height, width), np.bool_)
-    rows, columns = patch.bits.shape
-    image[patch.top : patch.top + rows, patch.left : patch.left + columns] = patch.bits
+    image[patch.slices()] = patch.bits
     return image
 
 
@@ -93,7 +92,7 @@ def test_an_ellipse_holds_the_centres_inside_it(degrees: float) -> None:
 
 
 def test_a_quarter_turn_is_exact_and_clockwise() -> None:
-    points = turned(np.array([(3.0, 1.0)]), 90, (1.0, 1.0))
+    points = rotate(np.array([(3.0, 1.0)]), 90, (1.0, 1.0))
     np.testing.assert_array_equal(points, [(1.0, 3.0)])
     wide = rectangle(2, 4, 8, 6, 90)
     got = whole(fill_ring(wide, 10, 10), 10, 10)
@@ -124,7 +123,7 @@ def test_a_ring_around_everything_covers_everything() -> None:
 
 
 def test_an_outline_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rasterize, "MOST_CROSSINGS", 100)
+    monkeypatch.setattr(rasterize, "MAX_CROSSINGS", 100)
     zigzag = np.array([(i, 0.0 if i % 2 else 50.0) for i in range(40)], float)
     with pytest.raises(ValueError, match="crosses 2,000 rows"):
         fill_ring(zigzag, 60, 60)

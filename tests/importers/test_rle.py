@@ -95,17 +95,17 @@ def test_only_the_opacity_of_a_brush_counts() -> None:
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ([10, 5], "of 15 pixels, not of 20"),
-        ([10, 15], "of 25 pixels, not of 20"),
+        ([10, 5], "15 pixels instead of 20"),
+        ([10, 15], "25 pixels instead of 20"),
         ([30, -10], "a run of -10"),
         ([10.5, 9.5], "whole numbers"),
-        ([1, "x"], "else than"),
+        ([1, "x"], "not a list"),
         ([[1, 2], [3, 4]], "whole numbers"),
         ([10, 2**40], "a run of"),
         ([float("nan"), 20], "whole numbers"),
         ([float("inf"), 20], "a run of inf"),
         ([None, 20], "whole numbers"),
-        ([], "of 0 pixels"),
+        ([], "has 0 pixels"),
     ],
 )
 def test_damaged_runs(runs: list[object], message: str) -> None:
@@ -121,7 +121,7 @@ def test_damaged_compressed_runs(text: str) -> None:
 
 def test_damaged_brushes() -> None:
     code = bytes(brush_code(np.ones((4, 5), np.uint8)))
-    with pytest.raises(ValueError, match="of 80 bytes, not of 120"):
+    with pytest.raises(ValueError, match="80 bytes instead of 120"):
         decode_brush(code, (5, 6), 5, 6)
     for end in range(len(code) - 1):
         with pytest.raises(ValueError, match="brush"):

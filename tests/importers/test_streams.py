@@ -61,7 +61,7 @@ def test_encodings(encoding: str) -> None:
 def test_any_cut_is_told_in_one_sentence(size: int) -> None:
     data = json.dumps({"images": [{"id": 1, "x": "y"}, 2.5], "annotations": [[], None]}).encode()
     for end in range(len(data)):
-        with pytest.raises(NacreError, match=r"x\.json is not JSON that can be read: .*"):
+        with pytest.raises(NacreError, match=r"x\.json is not valid JSON: .*"):
             list(documents.stream_json(cut(data[:end], size), [("images", "*")], "x.json"))
 
 
@@ -108,7 +108,7 @@ def test_deep_nesting_costs_no_memory() -> None:
 
 
 def test_an_item_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "LARGEST_ITEM", 1000)
+    monkeypatch.setattr(documents, "MAX_ITEM_BYTES", 1000)
     data = json.dumps([["x" * 10_000]]).encode()
     with pytest.raises(NacreError, match="item of more than 1,000 bytes"):
         list(documents.stream_json(cut(data, 100), [("*",)], "x"))
@@ -150,6 +150,6 @@ BOMB = (
 )
 def test_xml_that_is_refused(text: str, message: str) -> None:
     # Once: the reason must not be another such sentence.
-    once = rf"^x\.xml is not XML that can be read: (?!.*x\.xml).*{message}"
+    once = rf"^x\.xml is not valid XML: (?!.*x\.xml).*{message}"
     with pytest.raises(NacreError, match=once):
         list(documents.stream_xml(cut(text.encode()), "x.xml"))

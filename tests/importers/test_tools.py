@@ -82,16 +82,16 @@ def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ({"size": [16, 24], "counts": [5, 5]}, "of 10 pixels, not of 384"),
-        ({"size": [24, 16], "counts": [0, 384]}, "16 x 24 pixels, not of 24 x 16"),
+        ({"size": [16, 24], "counts": [5, 5]}, "10 pixels instead of 384"),
+        ({"size": [24, 16], "counts": [0, 384]}, "16 x 24 pixels, not 24 x 16"),
         ({"size": [16, 24], "counts": "@@@"}, "RLE"),
         ({"size": [10**12, 10**12], "counts": "1"}, "RLE has the size"),
         ({"counts": [5]}, "RLE has the size"),
         ({"size": [16, 24]}, "counts of its RLE are None"),
         ([["a", "b", "c", "d", "e", "f"]], "not numbers"),
         ([[1, 2, 3, 4, 5]], "pairs of numbers"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "corner lies at"),
-        ([[1, 2, 3, 4, 5, 1e300]], "corner lies at"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "corner is at"),
+        ([[1, 2, 3, 4, 5, 1e300]], "corner is at"),
         ("text", "segmentation is text"),
     ],
 )
@@ -124,7 +124,7 @@ def test_annotations_of_unknown_images_and_categories(tmp_path: Path) -> None:
         save_image(tmp_path / "x" / f"{name}.jpg", SIZES[name])
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"a"}
-    assert "a category that is not listed" in got.text
+    assert "an unlisted category" in got.text
     assert "an image that the export does not list" in got.text
 
 
@@ -152,7 +152,7 @@ def test_one_image_in_two_files_has_the_shapes_of_both(tmp_path: Path) -> None:
 def test_a_damaged_file_beside_the_others_is_not_passed_over(tmp_path: Path) -> None:
     coco_of(tmp_path / "x", {"segmentation": [FLAT]})
     save_text(tmp_path / "x" / "val.json", '{"images": [], "annotations": [{"image_id": 1, }]}')
-    with pytest.raises(NacreError, match=r"val\.json is not JSON that can be read"):
+    with pytest.raises(NacreError, match=r"val\.json is not valid JSON"):
         Imported(tmp_path / "x", tmp_path / "y")
 
 
@@ -236,9 +236,9 @@ def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
     )
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.report.skipped_shapes == {
-        "shapes of the kind 'polyline' have no area": 1,
-        "shapes of the kind 'points' have no area": 1,
-        "shapes of the kind 'skeleton' have no area": 1,
+        "shapes of type 'polyline' have no area": 1,
+        "shapes of type 'points' have no area": 1,
+        "shapes of type 'skeleton' have no area": 1,
     }
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
@@ -287,7 +287,7 @@ def test_masks_are_told_by_color_not_by_line(
 def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
-    message = r"SegmentationClass/a\.png holds colors .*: 51,221,255 in 24 pixels"
+    message = r"SegmentationClass/a\.png has colors .*: 51,221,255 in 24 pixels"
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
@@ -318,7 +318,7 @@ def test_one_mask_is_never_that_of_two_images(tmp_path: Path) -> None:
     (tmp_path / "x" / "JPEGImages" / "a.jpg").unlink()
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"b"}
-    assert "its mask is that of another image as well" in got.text
+    assert "another image has the same mask" in got.text
 
 
 # LabelMe
@@ -415,13 +415,13 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("7 0 0 1 0 1 1", "class that is not listed .line 1: class 7"),
-        ("0 0 0 1 0 1.2 1", "not shares of the width"),
-        ("0 10 10 300 10 300 200", "not shares of the width"),
-        ("0 0 0 1 0 x 1", "else than numbers"),
+        ("7 0 0 1 0 1 1", "unlisted class .line 1: class 7"),
+        ("0 0 0 1 0 1.2 1", "not fractions of width"),
+        ("0 10 10 300 10 300 200", "not fractions of width"),
+        ("0 0 0 1 0 x 1", "other than numbers"),
         ("0 0 0 1 0 1 1 1", "pairs of numbers"),
-        ("0.5 0 0 1 0 1 1", "class that is not listed"),
-        ("0 0 0 1 0 1 nan", "corner lies at"),
+        ("0.5 0 0 1 0 1 1", "unlisted class"),
+        ("0 0 0 1 0 1 nan", "corner is at"),
     ],
 )
 def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_labels_whose_images_lie_elsewhere(tmp_path: Path) -> None:
         path = tmp_path / "x" / split / "images" / f"{name}.jpg"
         (tmp_path / "photos").mkdir(exist_ok=True)
         path.rename(tmp_path / "photos" / f"{name}.jpg")
-    with pytest.raises(NacreError, match=r"holds none of their files; .*--images FOLDER"):
+    with pytest.raises(NacreError, match=r"contains none of their files; .*--images FOLDER"):
         Imported(tmp_path / "x", tmp_path / "y")
     got = Imported(tmp_path / "x", tmp_path / "y", images=tmp_path / "photos")
     assert got.images() == {"a", "b", "empty"}
@@ -598,7 +598,7 @@ def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:
 
 def test_an_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) -> None:
     label_studio_of(tmp_path / "x", polygon("cat", image_rotation=90))
-    with pytest.raises(NacreError, match=r"was turned in Label Studio .by 90 degrees"):
+    with pytest.raises(NacreError, match=r"was rotated in Label Studio .by 90 degrees"):
         Imported(tmp_path / "x", tmp_path / "y")
 
 

@@ -80,7 +80,7 @@ def test_where_the_size_cannot_tell_people_are_told(tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.report.doubtful == ["p.jpg", "q.jpg"]
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (*BOX, 1)))
-    assert "orientation: 2 images turned by the camera" in got.text
+    assert "orientation: 2 images rotated by EXIF data" in got.text
 
 
 def test_upright_evidence_outweighs_for_the_doubtful(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_roboflows_umbrella_category_is_dropped_and_told(tmp_path: Path) -> None
     save_image(tmp_path / "x" / "a.jpg", (16, 12))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.names == ["cat", "dog"]
-    assert "'pets' names a group of others" in got.text
+    assert "'pets', which is a group of others" in got.text
 
 
 def test_an_umbrella_category_that_is_used_stays(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_names_that_differ_in_case_or_blanks_are_refused(
     image = {"id": 0, "file_name": "p.jpg"}
     save_json(tmp_path / "x" / "c.json", coco([image], [{"image_id": 0, "category_id": 0}], names))
     save_image(tmp_path / "x" / "p.jpg", STORED)
-    with pytest.raises(NacreError, match=r"spelled almost alike; .* --rename"):
+    with pytest.raises(NacreError, match=r"almost the same name; .* --rename"):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
 
@@ -235,7 +235,7 @@ def test_images_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path
     save_json(tmp_path / "x" / "p.json", {"shapes": [shape], "imagePath": "p.jpg"})
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert got.images() == {"p"}
-    assert "1 image: nothing says what is in it (q.jpg)" in got.text
+    assert "1 image: it has no labels (q.jpg)" in got.text
     assert "--unlabeled background" in got.text
     both = Imported(tmp_path / "x", tmp_path / "z", unlabeled="background")
     assert both.images() == {"p", "q"}
@@ -276,7 +276,7 @@ def test_classes_that_are_chosen_or_do_not_count(
     np.testing.assert_array_equal(got.mask("a"), filled((16, 12), *boxes))
     assert (got.names, got.classes["ignored"]) == (names, 255)
     assert got.classes["background"] == (0 if background == 0 else None)
-    assert ("not one pixel of it counts" in got.text) == (background == 255)
+    assert ("all of its pixels are ignored" in got.text) == (background == 255)
     Folder(FolderConfig(root=tmp_path / "y")).index("val")
 
 

@@ -2,8 +2,6 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,7 +59,6 @@ def import_(
     format_: Annotated[
         str | None, option("NAME", "Name of the format, if it is not recognized.", "--format")
     ] = None,
-    json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
 ) -> None:
     """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
     from nacre.importers import ImportOptions, import_export
@@ -78,15 +75,12 @@ def import_(
     wanted = tuple(app.split_names(classes or ""))
     options = ImportOptions(images, format_, wanted, tuple(ignore or ()), renamed, **chosen)
     try:
-        with StopSignal() as stop, _bars(stop) as progress:
-            report = import_export(export, to, options, progress)
+        with StopSignal():
+            report = import_export(export, to, options)
     except KeyboardInterrupt:
         app.echo("interrupted; nothing was written", err=True)
         sys.exit(130)
-    if json:
-        app.print_json(report.as_dict())
-    else:
-        app.make_console().print(import_tables(report), soft_wrap=True)
+    app.make_console().print(import_tables(report), soft_wrap=True)
 
 
 def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
@@ -100,27 +94,6 @@ def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
         named[color[0], color[1], color[2]] = form[4].strip()
         rest = rest[form.end() :]
     return named
-
-
-@contextmanager
-def _bars(should_stop: Callable[[], bool]) -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar for each pass of an import, one after another; end it where the user stops it."""
-    from nacre.utils.progress import Progress, show_progress
-
-    title: str | None = None
-    bar: Progress
-    with ExitStack() as opened:
-
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal title, bar
-            if should_stop():
-                raise KeyboardInterrupt
-            if what != title:
-                opened.close()
-                title, bar = what, opened.enter_context(show_progress(what))
-            bar(done, total)
-
-        yield show
 
 
 def import_tables(report: "ImportReport") -> Group:
@@ -137,7 +110,7 @@ def import_tables(report: "ImportReport") -> Group:
     names = {0: "(background)", **dict(enumerate(report.labels.names, start=1))}
     for label, name in (names | {report.labels.ignored: "(ignored)"}).items():
         if report.images[label]:  # classes without a pixel are in a line below the table
-            counts = f"{report.images[label]:,}", f"{report.share(label):.2%}"
+            counts = f"{report.images[label]:,}", f"{report.fraction(label):.2%}"
             table.add_row(str(label), Text(name), *counts)
     lines = report.sentences()
     if report.splits:

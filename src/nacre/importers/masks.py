@@ -1,8 +1,8 @@
-"""Mask files of other tools: the label of every pixel, by what is stored for it.
+"""Mask files of other tools.
 
-The values are taken as they are stored: the index of a palette, a gray value of 1 to 16 bits, or a
-color. A value without a class is never guessed: it means that values and class names do not belong
-together, which concerns all masks.
+A value is the index of a palette, a gray value of 1 to 16 bits, or a color. A value without a class
+means that the values and the class names do not belong together. This concerns all masks, so it
+ends the import.
 """
 
 import io
@@ -23,20 +23,24 @@ from nacre.importers.files import File
 from nacre.importers.problems import Unusable, brief, counted, some
 
 Values = npt.NDArray[Any]
-Kind = Literal["values", "colors", "instances"]
+Coding = Literal["values", "colors", "instances"]
+"""Meaning of a pixel: a label, a color (r, g, b) as r + 256 g + 65536 b, or a label that may be
+followed by three digits of an instance."""
+
+IN_COLOR = "the mask has colors instead of labels"
 
 _FORMATS = ("PNG", "BMP", "TIFF", "GIF", "WEBP")
-_COLORS = 1 << 24
-_INSTANCES = 1000
-_ROWS = 256
+_NUM_COLORS = 1 << 24
+_NUM_INSTANCES = 1000
+_ROWS_AT_A_TIME = 256
 
 
 @contextmanager
 def open_image(data: bytes, formats: tuple[str, ...]) -> Iterator[PillowImage.Image]:
-    """Open an image that is not too large; what is odd about it is an error or nothing to tell.
+    """Open an image of limited size, without Pillow's warnings.
 
     Raises:
-        ValueError: It is damaged or too large.
+        ValueError: The image is damaged or too large.
     """
     try:
         with warnings.catch_warnings():
@@ -53,91 +57,85 @@ def open_image(data: bytes, formats: tuple[str, ...]) -> Iterator[PillowImage.Im
 
 @dataclass(frozen=True)
 class MaskFile:
-    """A file with a value for every pixel.
-
-    Attributes:
-        file: The file.
-        classes: Class by value.
-        kind: What a value is: a stored label, a color (r, g, b) as r + 256 g + 65536 b, or a label
-            that may be followed by the three digits of an instance.
-    """
+    """A mask file and the class of each of its values."""
 
     file: File
     classes: Mapping[int, str]
-    kind: Kind = "values"
+    coding: Coding = "values"
 
     def read(self, label_of: Mapping[str, int], dtype: npt.DTypeLike) -> Values:
         """Return the label of every pixel.
 
         Raises:
             Unusable: The file cannot be read as a mask.
-            NacreError: It can, but a value has no class.
+            NacreError: A value has no class.
         """
-        values = read_values(self.file, self.kind)
-        # Label + 1 by value, 0 where there is no class.
-        table = np.zeros(1 << 16 if values.max() < 1 << 16 else _COLORS, np.uint32)
+        values = read_values(self.file, self.coding)
+        # Label + 1 by value, 0 for a value without a class.
+        lookup = np.zeros(1 << 16 if values.max() < 1 << 16 else _NUM_COLORS, np.uint32)
         for value, name in self.classes.items():
-            if 0 <= value < len(table):
-                table[value] = label_of[name] + 1
+            if 0 <= value < len(lookup):
+                lookup[value] = label_of[name] + 1
         labels, unknown = np.empty(values.shape, dtype), []
-        for top in range(0, len(values), _ROWS):
-            rows = values[top : top + _ROWS]
-            found = table.take(rows, mode="clip")
-            unknown.append(rows[(found == 0) | (rows < 0) | (rows >= len(table))])
-            labels[top : top + _ROWS] = found - 1
-        if any(one.size for one in unknown):
-            raise self._unknown(count_values(unknown))
+        for top in range(0, len(values), _ROWS_AT_A_TIME):
+            rows = values[top : top + _ROWS_AT_A_TIME]
+            plus_one = lookup.take(rows, mode="clip")
+            unknown.append(rows[(plus_one == 0) | (rows < 0) | (rows >= len(lookup))])
+            labels[top : top + _ROWS_AT_A_TIME] = plus_one - 1
+        counts = count_values(unknown)
+        if counts:
+            raise self._unknown(counts)
         return labels
 
     def _unknown(self, counts: Counter[int]) -> NacreError:
-        """Return the error for values that no class stands for."""
-        is_color = self.kind == "colors"
-        found = (
+        """Return the error for values without a class."""
+        is_color = self.coding == "colors"
+        values = (
             f"{shown_color(value) if is_color else value} in {counted(count, 'pixel')}"
             for value, count in counts.most_common()
         )
-        what = "colors" if is_color else "values"
         return NacreError(
-            f"the mask {brief(self.file.path)} holds {what} that no class stands for: "
-            f"{some(found)}; nothing was imported"
+            f"the mask {brief(self.file.path)} has {'colors' if is_color else 'values'} without a "
+            f"class: {some(values)}; nothing was imported"
         )
 
 
-def read_values(file: File, kind: Kind) -> Values:
-    """Return what a mask stores for every pixel.
+def read_values(file: File, coding: Coding) -> Values:
+    """Return the stored value of every pixel of a mask.
 
     Raises:
-        Unusable: The file cannot be read as a mask of this kind.
+        Unusable: The file cannot be read as a mask of this coding.
     """
     try:
         with open_image(file.read(), _FORMATS) as image:
-            if kind == "colors":
+            if coding == "colors":
                 return _color_values(image)
             values = _stored_values(image)
     except NacreError:
         raise
     except ValueError as error:
         raise Unusable("the mask cannot be read", str(error)) from error
-    is_label = kind != "instances" or values.max() < _INSTANCES
-    return values if is_label else np.where(values < _INSTANCES, values, values // _INSTANCES)
+    if coding == "instances":
+        return np.where(values < _NUM_INSTANCES, values, values // _NUM_INSTANCES)
+    return values
 
 
 def count_values(arrays: Iterable[Values]) -> Counter[int]:
-    """Return how many pixels have each value."""
+    """Return the number of pixels by value."""
     total: Counter[int] = Counter()
     for values in arrays:
-        found, counts = np.unique(values, return_counts=True)
-        total.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        unique, counts = np.unique(values, return_counts=True)
+        total.update(dict(zip(unique.tolist(), counts.tolist(), strict=True)))
     return total
 
 
 def color_value(color: tuple[int, int, int]) -> int:
-    """Return the value that stands for a color."""
+    """Return the value of a color."""
     return color[0] | color[1] << 8 | color[2] << 16
 
 
 def shown_color(value: int) -> str:
-    """Return the value of a color as people write it."""
+    """Return the color of a value as people write it."""
     return f"{value & 255},{value >> 8 & 255},{value >> 16}"
 
 
@@ -148,14 +146,14 @@ def _stored_values(image: PillowImage.Image) -> Values:
         if np.all(bands == bands[:, :, :1]):
             return bands[:, :, 0]  # a gray image that was saved in color
     if values is None:
-        raise Unusable("the mask holds colors where labels should be", f"mode {image.mode}")
+        raise Unusable(IN_COLOR, f"mode {image.mode}")
     return values
 
 
 def _color_values(image: PillowImage.Image) -> Values:
     if image.mode.startswith("I"):
-        raise Unusable("the mask holds labels where colors should be", f"mode {image.mode}")
-    # Of the same mode it would be a copy, and masks may be large.
+        raise Unusable("the mask has labels instead of colors", f"mode {image.mode}")
+    # Converting an RGB image would copy it, and masks may be large.
     bands = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
     values = bands[:, :, 2].astype(np.uint32)
     for band in (1, 0):

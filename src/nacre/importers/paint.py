@@ -1,9 +1,9 @@
-"""One image of an export: copied, looked at, its mask painted and written, in one pass.
+"""The import of one image: copy it, check it, paint its mask and write that.
 
-A camera that was held sideways stores the image as its sensor saw it and says how to turn it (EXIF
-orientation). Annotation tools show the turned image, but not all of them, and some code that
-handles exports reads the stored one. nacre turns images when it reads them, so masks are upright,
-too: one that was drawn on the stored pixels is turned.
+A camera that was held sideways stores the pixels of its sensor and their rotation (EXIF
+orientation). Most annotation tools show the upright image, but some tools and scripts use the
+stored pixels. nacre rotates images when it reads them, so masks are upright, too: a mask that was
+drawn on the stored pixels is rotated.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,25 +24,25 @@ from nacre.importers.masks import open_image
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, NO_OUTLINE, Image, Order
 from nacre.importers.shapes import Outline, Shape
-from nacre.utils.progress import worker_pool
+from nacre.utils.progress import Progress, worker_pool
 from nacre.utils.system import usable_cores
 
 LabelMap = npt.NDArray[Any]
-Frame = Literal["only", "upright", "stored", "doubtful"]
+Frame = Literal["only", "upright", "stored", "unknown"]
 Unlabeled = Literal["listed", "background", "skip"]
 Size = tuple[int, int]
 
 MISSING = "the image file is missing"
-NOT_LABELED = "nothing says what is in it"
+NOT_LABELED = "it has no labels"
 ONLY_BOXES = (
-    "it has boxes, no outlines, and boxes of COCO and YOLO are never filled: label areas, or make "
-    "masks of the boxes first, with a tool such as SAM"
+    "it has boxes but no outlines, and boxes of COCO and YOLO are never filled; label areas, or "
+    "make masks of the boxes first, with a tool such as SAM"
 )
 
-_MOST_PAINTED = 1 << 33
-"""Pixels to fill for one image: 64 shapes as large as the largest image, thousands in others."""
+_MAX_PAINTED_PIXELS = 1 << 33
+"""Pixels to fill in one image: 64 shapes of the largest image, thousands of usual ones."""
 
-_MOST_ALONE = 32
+_MIN_PARALLEL_IMAGES = 32
 _CHUNK = 4
 _ORIENTATION = 0x0112
 _SIDEWAYS = (5, 6, 7, 8)
@@ -50,7 +50,7 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 @dataclass(frozen=True)
 class Job:
-    """The masks and images to write: of each image its name, in ``images/`` and ``masks/``."""
+    """The images to import, with their names below ``images/`` and ``masks/``."""
 
     images: list[Image]
     names: list[str]
@@ -62,19 +62,19 @@ class Job:
 
 @dataclass
 class Outcome:
-    """The outcome for one image.
+    """The result for one image.
 
     Attributes:
-        name: What the export calls it.
-        split: The split that it belongs to.
-        file: The file in ``images/`` that was written.
-        pixels: Pixels by label.
-        num_shapes: How many shapes it has; without one, and without a mask, it is all background.
-        has_only_boxes: All of them are boxes, and there is one.
-        has_mask: Its labels are a mask file.
-        frame: Which pixels it was annotated on: the only ones if no camera turned it; else the
-            upright or the stored ones, or, where that cannot be told, it is doubtful.
-        uncovered: How many shapes cover no pixel.
+        name: Its name in the export.
+        split: Its split.
+        file: The written file below ``images/``.
+        pixels: Number of pixels by label.
+        num_shapes: Number of its shapes. Without shapes and mask file, it is all background.
+        has_only_boxes: True if it has shapes and all of them are boxes.
+        has_mask: True if its labels are a mask file.
+        frame: The pixels that were annotated: the only ones if the image is not rotated, else the
+            upright or the stored ones, or unknown.
+        num_uncovered: Number of shapes that cover no pixel.
         problem: Why nothing was written.
     """
 
@@ -86,58 +86,56 @@ class Outcome:
     has_only_boxes: bool = False
     has_mask: bool = False
     frame: Frame = "only"
-    uncovered: int = 0
+    num_uncovered: int = 0
     problem: Unusable | None = None
 
 
 _job: Job | None = None
 
 
-def import_images(
-    job: Job, progress: Callable[[int, int], None], workers: int | None = None
-) -> list[Outcome]:
-    """Write images and masks; those whose orientation cannot be seen follow the others.
+def import_images(job: Job, progress: Progress, workers: int | None = None) -> list[Outcome]:
+    """Write images and masks.
 
-    Where ``workers`` does not say how many processes, it is all cores, and one for few images.
+    Args:
+        job: The images.
+        progress: Called after each image.
+        workers: Number of processes; by default, all cores, or one for few images.
     """
     count = workers or usable_cores()
-    outcomes = _import_all(job, range(len(job.images)), "doubtful", progress, count)
-    frames = [one.frame for one in outcomes if one.problem is None]
+    outcomes = _import_all(job, range(len(job.images)), "unknown", progress, count)
+    frames = [outcome.frame for outcome in outcomes if outcome.problem is None]
     if "stored" in frames and "upright" not in frames:
-        # Whoever drew some on the stored pixels for sure drew all of them so.
-        doubtful = [i for i, one in enumerate(outcomes) if one.frame == "doubtful"]
-        again = _import_all(job, doubtful, "stored", lambda done, total: None, count)
-        for i, outcome in zip(doubtful, again, strict=True):
+        # Images of unknown frame follow the others.
+        unknown = [i for i, outcome in enumerate(outcomes) if outcome.frame == "unknown"]
+        again = _import_all(job, unknown, "stored", lambda done, total: None, count)
+        for i, outcome in zip(unknown, again, strict=True):
             outcomes[i] = outcome
     return outcomes
 
 
 def _import_all(
-    job: Job,
-    indices: Sequence[int],
-    doubtful: Frame,
-    progress: Callable[[int, int], None],
-    workers: int,
+    job: Job, indices: Sequence[int], unknown: Frame, progress: Progress, workers: int
 ) -> list[Outcome]:
     global _job
-    _job = job  # for the processes, which are forked
+    _job = job  # for the forked processes
     progress(0, len(indices))
     outcomes = []
     count = min(workers, len(indices))
-    is_alone = count < 2 or len(indices) < _MOST_ALONE
-    several = worker_pool(count, "imports images")
-    with nullcontext() if is_alone else several as pool:
-        run = map if pool is None else partial(pool.map, chunksize=_CHUNK)
-        for outcome in run(partial(_import_image, doubtful), indices):
+    is_alone = count < 2 or len(indices) < _MIN_PARALLEL_IMAGES
+    with nullcontext() if is_alone else worker_pool(count, "imports images") as pool:
+        run: Callable[..., Any] = map if pool is None else partial(pool.map, chunksize=_CHUNK)
+        for outcome in run(partial(_import_image, unknown), indices):
             outcomes.append(outcome)
             progress(len(outcomes), len(indices))
     return outcomes
 
 
-def _import_image(doubtful: Frame, index: int) -> Outcome:
-    """Write image and mask, or say why not; then nothing of it is left behind.
+def _import_image(unknown: Frame, index: int) -> Outcome:
+    """Write image and mask, or neither.
 
-    The frame is taken where it cannot be seen on which pixels the image was annotated.
+    Args:
+        unknown: The frame to record if it cannot be determined.
+        index: The number of the image.
     """
     assert _job is not None
     job, image = _job, _job.images[index]
@@ -146,10 +144,10 @@ def _import_image(doubtful: Frame, index: int) -> Outcome:
     try:
         _check(image, job.unlabeled)
         path = _copy_image(image, job.folder / "images" / job.names[index])
-        mask = _make_mask(job, image, path, outcome, doubtful)
+        mask = _make_mask(job, image, path, outcome, unknown)
         outcome.pixels = count_labels(mask)
         if set(outcome.pixels) == {job.labels.ignored}:
-            raise Unusable("not one pixel of it counts")
+            raise Unusable("all of its pixels are ignored")
         save_mask(job.folder / "masks" / f"{job.names[index]}.png", mask, job.labels)
         outcome.file = path.relative_to(job.folder / "images").as_posix()
     except Unusable as problem:
@@ -160,6 +158,7 @@ def _import_image(doubtful: Frame, index: int) -> Outcome:
 
 
 def _check(image: Image, unlabeled: Unlabeled) -> None:
+    """Raise `Unusable` for an image that cannot be imported, whatever its pixels are."""
     if image.problem is not None:
         raise image.problem
     is_background = unlabeled == "background" or (image.is_listed and unlabeled == "listed")
@@ -173,7 +172,7 @@ def _check(image: Image, unlabeled: Unlabeled) -> None:
 
 
 def _copy_image(image: Image, stem: Path) -> Path:
-    """Copy the image file as it is, so that nothing of it is lost."""
+    """Copy the image file unchanged."""
     assert image.file is not None
     try:
         data = image.file.read()
@@ -187,15 +186,15 @@ def _copy_image(image: Image, stem: Path) -> Path:
 
 
 def look_at(path: Path) -> tuple[Size, int]:
-    """Read an image as nacre will; return its upright size and its orientation.
+    """Decode an image as nacre does; return its upright size and its EXIF orientation.
 
     Raises:
-        Unusable: It is damaged, too large or not an image.
+        Unusable: The image is damaged or too large.
     """
     try:
         upright, _ = examine_image(path, decode=True)
         with open_image(path.read_bytes(), FORMATS) as image:
-            is_tiff = image.format == "TIFF"  # which Pillow turns by itself
+            is_tiff = image.format == "TIFF"  # Pillow rotates these
             turn = image.getexif().get(_ORIENTATION, 1) if is_tiff else orientation(image)
     except (NacreError, ValueError) as error:
         reason = str(error).rpartition(str(path))[2].strip()
@@ -204,27 +203,27 @@ def look_at(path: Path) -> tuple[Size, int]:
 
 
 def _choose_frame(upright: Size, turn: int, annotated: Size | None, is_relative: bool) -> Frame:
-    """Return in which frame an image was annotated, as its size tells.
+    """Return the frame that was annotated, as far as its size shows it.
 
     Raises:
-        Unusable: The annotation fits in neither.
+        Unusable: The annotation fits neither frame.
     """
 
     def fits(size: Size) -> bool:
         if annotated is None or size == annotated:
             return True
-        # Of shares of the size only the proportions must fit, rounding to whole pixels aside.
-        apart = abs(size[0] * annotated[1] - size[1] * annotated[0])
-        return is_relative and apart <= max(*size, *annotated)
+        # For relative shapes only the aspect must fit, up to rounding to whole pixels.
+        difference = abs(size[0] * annotated[1] - size[1] * annotated[0])
+        return is_relative and difference <= max(*size, *annotated)
 
     fits_stored = fits(_stored(upright, turn))
     if fits(upright):
-        return "only" if turn == 1 else "doubtful" if fits_stored else "upright"
+        return "only" if turn == 1 else "unknown" if fits_stored else "upright"
     if fits_stored:
         return "stored"
     assert annotated is not None
     raise Unusable(
-        "the image has another size than its annotation",
+        "the image and its annotation have different sizes",
         f"{upright[0]} x {upright[1]}, annotated at {annotated[0]} x {annotated[1]}",
     )
 
@@ -233,18 +232,19 @@ def _stored(upright: Size, turn: int) -> Size:
     return (upright[1], upright[0]) if turn in _SIDEWAYS else upright
 
 
-def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, doubtful: Frame) -> LabelMap:
+def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, unknown: Frame) -> LabelMap:
+    """Return the upright mask of an image, and complete its outcome."""
     upright, turn = look_at(path)
     mask = image.mask.read(job.labels.of, job.labels.dtype) if image.mask else None
     size = image.size if mask is None else (mask.shape[1], mask.shape[0])
     is_relative = mask is None and (image.is_relative or not image.shapes)
     frame = _choose_frame(upright, turn, size, is_relative)
-    outcome.frame = doubtful if frame == "doubtful" else frame
+    outcome.frame = unknown if frame == "unknown" else frame
     outcome.has_mask = mask is not None
     is_stored = outcome.frame == "stored"
     if mask is None:
         size = _stored(upright, turn) if is_stored else upright
-        mask, outcome.uncovered = _paint(image.shapes, size, job.labels, job.order)
+        mask, outcome.num_uncovered = _paint(image.shapes, size, job.labels, job.order)
         areas = [shape.area for shape in image.shapes]
         boxes = (isinstance(area, Outline) and area.is_box(*size) for area in areas)
         outcome.has_only_boxes = bool(areas) and all(boxes)
@@ -256,17 +256,17 @@ def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, doubtful: F
 def _paint(
     shapes: Sequence[Shape], size: Size, labels: Labels, order: Order
 ) -> tuple[LabelMap, int]:
-    """Paint shapes over each other, the later or, in order of area, the smaller ones on top.
+    """Paint shapes over each other: later ones on top, or smaller ones if the order is by area.
 
-    Every pixel remembers how large a shape has painted it, so that only one is filled at a time.
+    Only one shape is filled at a time: each pixel stores the area of the shape that painted it.
 
     Returns:
-        The labels, height x width, and how many shapes cover no pixel.
+        The labels, height x width, and the number of shapes that cover no pixel.
     """
     width, height = size
     canvas = np.full((height, width), labels.of[BACKGROUND], labels.dtype)
     areas = np.full((height, width), np.iinfo(np.int32).max, np.int32) if order == "area" else None
-    uncovered, budget = 0, _MOST_PAINTED
+    num_uncovered, budget = 0, _MAX_PAINTED_PIXELS
     for shape in shapes:
         patch = shape.patch(width, height)
         budget -= patch.bits.size
@@ -274,19 +274,18 @@ def _paint(
             raise Unusable("its shapes are too large and too many to be real")
         bits, area = patch.bits, int(np.count_nonzero(patch.bits))
         if area == 0:
-            uncovered += 1
+            num_uncovered += 1
             continue
-        rows, columns = bits.shape
-        box = (slice(patch.top, patch.top + rows), slice(patch.left, patch.left + columns))
+        box = patch.slices()
         if areas is not None:
             bits = bits & (areas[box] >= area)
             areas[box][bits] = area
         canvas[box][bits] = labels.of[shape.name]
-    return canvas, uncovered
+    return canvas, num_uncovered
 
 
 def save_mask(path: Path, mask: LabelMap, labels: Labels) -> None:
-    """Write a palette PNG, or a gray one of 16 bits where labels need them."""
+    """Write a palette PNG, or a 16-bit gray one for many classes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = PillowImage.fromarray(np.ascontiguousarray(mask))
     if labels.dtype == np.uint8:

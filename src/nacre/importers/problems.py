@@ -1,27 +1,27 @@
-"""Problems of an export, and their texts.
+"""Problems of an export, and helpers for their messages.
 
-A mistake that concerns one image leaves that image out and is counted (`Unusable`). One that
-concerns the export as a whole, or that would make all masks doubtful, ends the import
-(`NacreError`), and nothing is written.
+A problem of one image leaves out this image, which is counted (`Unusable`). A problem that concerns
+the whole export, or that makes all masks doubtful, ends the import (`NacreError`), and nothing is
+written.
 """
 
 from collections.abc import Iterable
 from reprlib import Repr
 from typing import Any
 
-_LONGEST = 80
+_MAX_LENGTH = 80
 _REPR = Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _LONGEST
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = _MAX_LENGTH
 
 DAMAGED = "a shape is damaged"
 
 
 class Unusable(Exception):
-    """One image that cannot be imported.
+    """An image that cannot be imported.
 
     Attributes:
-        reason: Why, in words that are the same for all images of which it is true.
-        detail: What is particular to this one; may be empty.
+        reason: The problem, in the same words for all images that have it.
+        detail: What is specific to this image; may be empty.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -34,19 +34,19 @@ class Unusable(Exception):
 
 
 def brief(value: Any) -> str:
-    """Return a value from an export for a sentence: short, on one line, printable."""
-    text = value[: 4 * _LONGEST] if isinstance(value, str) else _REPR.repr(value)
+    """Return a value from an export for a message: short, on one line, printable."""
+    text = value[: 4 * _MAX_LENGTH] if isinstance(value, str) else _REPR.repr(value)
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return text if len(text) <= _MAX_LENGTH else text[: _MAX_LENGTH - 1] + "…"
 
 
 def some(names: Iterable[Any], count: int = 5) -> str:
-    """Return the first few names and how many more there are."""
+    """Return the first few names and the number of the others."""
     all_names = list(names)
     more = f" and {len(all_names) - count:,} more" if len(all_names) > count else ""
     return ", ".join(brief(name) for name in all_names[:count]) + more
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
+def counted(count: int, singular: str, plural: str | None = None) -> str:
     """Return ``1 image`` or ``3 images``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

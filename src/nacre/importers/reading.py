@@ -1,8 +1,8 @@
-"""An export being read: what the readers of all formats share, and what they fill.
+"""The content of an export, filled by the reader of its format.
 
-A reader adds images and, to each, its shapes or the file of its mask. A class is known by its name
-alone: the numbers that tools give their classes begin at 0 or at 1, have gaps or are texts, and
-never become labels. Shapes stay in memory: about as much as their text in the export.
+A reader adds images and, to each image, its shapes or its mask file. A class is identified by its
+name alone: the numbers of the tools begin at 0 or at 1, have gaps or are texts, and never become
+labels. Shapes stay in memory; they take about as much as their text in the export.
 """
 
 from collections import Counter
@@ -18,45 +18,44 @@ from nacre.importers.files import Export, File, Finder, split_of
 from nacre.importers.masks import MaskFile
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.shapes import Area, Shape
+from nacre.utils.progress import Progress
 
 Color = tuple[int, int, int]
 Order = Literal["list", "area"]
-Progress = Callable[[str, int, int], None]
 Item = TypeVar("Item")
-Kinds = Mapping[str, tuple[str, Callable[[Any], Area | None]]]
-"""What people call shapes, and what makes the area of one, by a tool's word for them."""
-
+AreaMakers = Mapping[str, tuple[str, Callable[[Any], Area | None]]]
+"""What to call a kind of shape, and the function that makes its area, by the tool's own word."""
 
 BACKGROUND = "background"
-"""The class of what has no class."""
+"""The class of pixels without a class."""
 
 IGNORED = "__ignore__"
-"""The class of what does not count."""
+"""The class of pixels that do not count."""
 
 NO_OUTLINE = "boxes without an outline"
 FEW_CORNERS = "outlines with fewer than three corners"
 
 _BACKGROUND_NAMES = ("background", "_background_", "__background__")
 _IGNORED_NAMES = ("__ignore__", "_ignore_")
-_LONGEST_NAME = 200
+_MAX_NAME_LENGTH = 200
 
 
 @dataclass(eq=False)
 class Image:
-    """One image of an export.
+    """An image of an export.
 
     Attributes:
-        name: What the export calls it.
-        file: Its file; None if there is none.
-        split: The split that it belongs to.
-        size: Width and height that the annotation was made at, if it says so.
-        is_relative: Its shapes are shares of the size, so that only the proportions must fit.
+        name: Its name in the export.
+        file: Its file, or None if it is missing.
+        split: Its split.
+        size: Width and height of the image that was annotated, if known.
+        is_relative: True if shapes are fractions of the size, so that only the aspect must fit.
         mask: Its mask file, if its labels are not shapes.
-        is_listed: The export names it, so that without a shape it is all background.
-        is_labeled: It has labels, be it none.
-        shapes: What is painted.
-        skipped: Why it has shapes that are not taken.
-        problem: Why it cannot be imported, if that is known already.
+        is_listed: True if the export lists it. Without shapes, it is then all background.
+        is_labeled: True if it has labels, which may be empty.
+        shapes: The shapes to paint.
+        skipped: Reasons why shapes are skipped.
+        problem: Why it cannot be imported, if that is already known.
     """
 
     name: str
@@ -72,14 +71,15 @@ class Image:
     problem: Unusable | None = None
 
     def spoil(self, reason: str, detail: str = "") -> None:
-        """Note why the image cannot be imported; the first reason counts."""
+        """Record why the image cannot be imported, unless there is a reason already."""
         self.problem = self.problem or Unusable(reason, detail)
 
     @contextmanager
     def noting(self, reason: str = "") -> Iterator[None]:
-        """Note what makes the image unusable: a damaged shape, or another problem.
+        """Record a damaged shape or another problem of the image.
 
-        With a reason, an error that would end the import is no more than that, either.
+        Args:
+            reason: The reason to record for an error that would otherwise end the import.
         """
         try:
             yield
@@ -93,32 +93,32 @@ class Image:
             self.spoil(DAMAGED, str(error))
 
     def find(self, finder: Finder, name: str, near: str = "", split: str | None = None) -> None:
-        """Look for the file of the image; several that may be meant are a problem."""
+        """Look for the file of the image; record a problem if several files fit."""
         with self.noting():
             self.file = finder.find(name, near, split)
 
 
 @dataclass
 class Reading:
-    """An export and what was found in it so far.
+    """An export and its content, as far as it has been read.
 
     Attributes:
         export: The export.
-        named_colors: What the user says that colors in masks mean.
-        progress: Told how far the reading has come.
-        order: Which of two shapes lies on top: the later, or the smaller one.
-        has_background: False where every pixel has a class or does not count.
-        is_sorted: The export has no list of classes, so that they go by their names.
-        classes: Color by class, as the export spells it; None where it has no color.
-        images: What there is.
-        shape_counts: How many shapes of each kind were read.
-        skipped_shapes: How many were not, by reason.
-        notes: Sentences that people should read.
+        named_colors: Class by color of mask files, as the user names them.
+        progress: Called with the amount read and the total, in kB or files.
+        order: Which of two overlapping shapes is on top: the later or the smaller one.
+        has_background: False if every pixel has a class or does not count.
+        is_sorted: True if the export has no list of classes, so they are sorted by name.
+        classes: Color by class in the export's spelling, or None for a class without a color.
+        images: The images.
+        shape_counts: Number of shapes by kind.
+        skipped_shapes: Number of skipped shapes by reason.
+        notes: Sentences for the report.
     """
 
     export: Export
     named_colors: Mapping[Color, str] = field(default_factory=dict)
-    progress: Progress = lambda what, done, total: None
+    progress: Progress = lambda done, total: None
     order: Order = "list"
     has_background: bool = True
     is_sorted: bool = False
@@ -129,10 +129,10 @@ class Reading:
     notes: list[str] = field(default_factory=list)
 
     def class_of(self, name: Any, color: Color | None = None) -> str:
-        """Return the class that a name in the export means, a new one if it is the first time.
+        """Return the class with a name in the export; add it if it is new.
 
         Raises:
-            Unusable: That is no name.
+            Unusable: This is not a name.
         """
         is_name = isinstance(name, (str, int, float)) and not isinstance(name, bool)
         spelled = str(name) if is_name else ""
@@ -149,10 +149,10 @@ class Reading:
         return spelled
 
     def list_class(self, name: Any, file: File, color: Color | None = None, place: str = "") -> str:
-        """Return the class that a list in a file names.
+        """Return the class with a name in a list of classes.
 
         Raises:
-            NacreError: That is no name.
+            NacreError: This is not a name.
         """
         try:
             return self.class_of(name, color)
@@ -166,10 +166,10 @@ class Reading:
         near: str = "",
         split: str | None = None,
         finder: Finder | None = None,
-        **more: Any,
+        **attributes: Any,
     ) -> Image:
-        """Add an image that an annotation in the folder ``near`` names, and find its file."""
-        image = Image(name or "(no name)", split=split, **more)
+        """Add an image that an annotation in the folder ``near`` names, and look for its file."""
+        image = Image(name or "(no name)", split=split, **attributes)
         if name:
             image.find(finder or self.export.finder, name, near, split)
         else:
@@ -177,21 +177,21 @@ class Reading:
         self.images.append(image)
         return image
 
-    def add_file(self, file: File, split: str | None = None, **more: Any) -> Image:
-        """Add an image by its file, without labels unless they are given."""
-        more = {"is_labeled": False, "is_listed": False} | more
-        self.images.append(Image(file.path, file, split, **more))
+    def add_file(self, file: File, split: str | None = None, **attributes: Any) -> Image:
+        """Add an image by its file; by default it is neither labeled nor listed."""
+        attributes = {"is_labeled": False, "is_listed": False} | attributes
+        self.images.append(Image(file.path, file, split, **attributes))
         return self.images[-1]
 
     def add_unlabeled(self, files: Iterable[File]) -> None:
-        """Add the images that nothing speaks of; not those of a folder that holds more of them."""
-        taken = {image.file for image in self.images}
+        """Add the image files of the export that no annotation names."""
+        used = {image.file for image in self.images}
         for file in files:
-            if file not in taken and not file.is_extra:
+            if file not in used and not file.is_extra:
                 self.add_file(file, split_of(file.folder))
 
     def draw(self, image: Image, name: Any, area: Area | None, title: str) -> None:
-        """Add a shape to an image; ``title`` is what people call such shapes."""
+        """Add a shape to an image; ``title`` is what the report calls shapes of this kind."""
         known = self.class_of(name)
         if area is None:
             self.skip(image, FEW_CORNERS)
@@ -199,11 +199,11 @@ class Reading:
             self.shape_counts[title] += 1
             image.shapes.append(Shape(known, area))
 
-    def draw_kind(self, image: Image, kinds: Kinds, kind: str, item: Any, name: Any) -> None:
-        """Add a shape of a kind, by the tool's word for it; count it if that has no area."""
-        title, make = kinds.get(kind, ("", None))
+    def draw_as(self, image: Image, makers: AreaMakers, word: str, item: Any, name: Any) -> None:
+        """Add a shape by the tool's word for its kind, or count it if that has no area."""
+        title, make = makers.get(word, ("", None))
         if make is None:
-            self.skip(image, f"shapes of the kind {brief(kind)!r} have no area")
+            self.skip(image, f"shapes of type {brief(word)!r} have no area")
         else:
             self.draw(image, name, make(item), title)
 
@@ -213,50 +213,49 @@ class Reading:
         image.skipped.add(reason)
 
     def stream_json(self, file: File, wanted: Collection[Place]) -> Iterator[tuple[Place, Any]]:
-        """Yield the wanted parts of a JSON file of any size."""
+        """Yield the wanted items of a JSON file of any size."""
         return stream_json(self._chunks(file), wanted, file.path)
 
     def stream_xml(self, file: File) -> Iterator[tuple[str, Element]]:
         """Yield the elements inside the root of an XML file of any size."""
         return stream_xml(self._chunks(file), file.path)
 
-    def each(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield items, telling how far the reading has come."""
-        whole = list(items)
-        for done, item in enumerate(whole):
-            self.progress("reading annotations", done, len(whole))
+    def each(self, items: Collection[Item]) -> Iterator[Item]:
+        """Yield items and show the progress."""
+        for done, item in enumerate(items):
+            self.progress(done, len(items))
             yield item
 
     def _chunks(self, file: File) -> Iterator[bytes]:
         done = 0
         for chunk in file.chunks():
             done += len(chunk)
-            self.progress(f"reading {brief(file.name)} (kB)", done >> 10, max(file.size >> 10, 1))
+            self.progress(done >> 10, max(file.size >> 10, 1))
             yield chunk
 
 
 def clean_name(name: str) -> str:
-    """Return a class name with single blanks between its words and nothing unprintable."""
+    """Return a class name with single spaces and without unprintable characters."""
     words = "".join(char if char.isprintable() else " " for char in name).split()
-    return " ".join(words)[:_LONGEST_NAME]
+    return " ".join(words)[:_MAX_NAME_LENGTH]
 
 
 def color_of(value: Any) -> Color | None:
-    """Return a color from ``#ff0000`` or a list of three numbers; None if it is neither."""
+    """Return a color from ``#ff0000`` or a list of three numbers, or None."""
     if isinstance(value, str):
         digits = value.strip().removeprefix("#")
         try:
             value = list(bytes.fromhex(digits)) if len(digits) == 6 else []
         except ValueError:
             return None
-    three = as_list(value)[:3]
-    if len(three) == 3 and all(type(one) is int and 0 <= one <= 255 for one in three):
-        return (three[0], three[1], three[2])
+    bands = as_list(value)[:3]
+    if len(bands) == 3 and all(type(band) is int and 0 <= band <= 255 for band in bands):
+        return (bands[0], bands[1], bands[2])
     return None
 
 
 def size_of(width: Any, height: Any) -> tuple[int, int] | None:
-    """Return a size from numbers or their texts; None if one is missing or not a size."""
+    """Return a size from numbers or texts, or None."""
     try:
         wide, high = float(width), float(height)
     except (TypeError, ValueError, OverflowError):
@@ -267,22 +266,22 @@ def size_of(width: Any, height: Any) -> tuple[int, int] | None:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
-    """Return a dictionary, an empty one for anything else."""
+    """Return a dictionary, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list, an empty one for anything else."""
+    """Return a list, or an empty one for anything else."""
     return value if isinstance(value, list) else []
 
 
 def as_text(value: Any, default: str) -> str:
-    """Return a text, the default for nothing, and a short form of anything else."""
+    """Return a text, the default for nothing, or a short form of anything else."""
     return brief(value) if value else default
 
 
 def as_key(value: Any) -> str:
-    """Return an identifier as a text, whether the export writes a number or a text."""
+    """Return an identifier as a text, whether the export stores a number or a text."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value)

@@ -1,8 +1,8 @@
-"""The report of an import, in sentences, as plain data and as a sheet of images."""
+"""The report of an import: sentences, plain data, and a contact sheet."""
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,40 +15,40 @@ from nacre.data.image_io import load, open_image
 from nacre.importers.folder import Labels
 from nacre.importers.paint import MISSING, NOT_LABELED, Outcome
 from nacre.importers.problems import Unusable, brief, counted, some
-from nacre.importers.reading import Color, Reading
+from nacre.importers.reading import Reading
 
 SHEET = "contact-sheet.jpg"
-"""Some images with their masks over them, to see that they belong together."""
+"""Some images under their masks, to check that they belong together."""
 
 _UNCOVERED = "covers the center of no pixel: too small, or outside the image"
 _HINTS = {
-    MISSING: "; --images FOLDER says where images are",
-    NOT_LABELED: "; --unlabeled background takes such images as all background",
+    MISSING: "; --images FOLDER says where the images are",
+    NOT_LABELED: "; --unlabeled background takes them as all background",
 }
 
-_ACROSS = 4
-_MOST = 24
-_SIDE = 280
-_GAP = 12
+_MAX_TILES = 24
+_MAX_LEGEND = 60
+_MAX_TEXT_LENGTH = 40
+_COLUMNS = 4
+_TILE = 280
 _LINE = 22
+_GAP = 12
 _PAPER, _INK = (250, 250, 248), (60, 60, 68)
-_COVER = 0.55
-_LEGEND = 60
-_LONGEST = 40
+_OPACITY = 0.55
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """The story of an import.
+    """The result of an import.
 
     Attributes:
-        export: What was imported.
-        target: Where it went.
-        format: What it was recognized as.
-        reading: What was found in it.
-        labels: What the values in the masks mean.
-        outcomes: What became of each image.
-        splits: How many images each split list names.
+        export: The path of the export.
+        target: The written folder.
+        format: The title of the format.
+        reading: The content of the export.
+        labels: The labels in the masks.
+        outcomes: The result for each image.
+        splits: Number of images in each split list.
     """
 
     export: Path
@@ -62,94 +62,99 @@ class ImportReport:
     @cached_property
     def written(self) -> list[Outcome]:
         """The images that were written."""
-        return [one for one in self.outcomes if one.problem is None]
+        return [outcome for outcome in self.outcomes if outcome.problem is None]
 
     @cached_property
     def pixels(self) -> Counter[int]:
-        """Pixels by label."""
+        """Number of pixels by label."""
         total: Counter[int] = Counter()
-        for one in self.written:
-            total.update(one.pixels)
+        for outcome in self.written:
+            total.update(outcome.pixels)
         return total
 
     @cached_property
     def images(self) -> Counter[int]:
-        """Images that hold a label, by label."""
-        return Counter(label for one in self.written for label in one.pixels)
+        """Number of images by label."""
+        return Counter(label for outcome in self.written for label in outcome.pixels)
 
     @property
     def shapes(self) -> dict[str, int]:
-        """Shapes that were read, by kind."""
+        """Number of shapes by kind."""
         return dict(self.reading.shape_counts)
 
     @property
     def skipped_shapes(self) -> dict[str, int]:
-        """Shapes that were not, by reason."""
-        uncovered = sum(one.uncovered for one in self.written)
+        """Number of skipped shapes by reason."""
+        uncovered = sum(outcome.num_uncovered for outcome in self.written)
         return dict(+Counter(self.reading.skipped_shapes | {_UNCOVERED: uncovered}))
 
     @property
     def empty(self) -> list[str]:
         """Images without a shape or mask: all background."""
-        return [one.name for one in self.written if not (one.num_shapes or one.has_mask)]
+        return [
+            outcome.name
+            for outcome in self.written
+            if not outcome.num_shapes and not outcome.has_mask
+        ]
 
     @property
     def turned(self) -> list[str]:
-        """Images whose annotation was drawn on the unturned pixels."""
-        return [one.name for one in self.written if one.frame == "stored"]
+        """Images that were annotated on the stored pixels."""
+        return [outcome.name for outcome in self.written if outcome.frame == "stored"]
 
     @property
     def doubtful(self) -> list[str]:
-        """Turned images of which it cannot be told on which pixels they were drawn."""
-        return [one.name for one in self.written if one.frame == "doubtful"]
+        """Rotated images that were annotated on the upright or on the stored pixels."""
+        return [outcome.name for outcome in self.written if outcome.frame == "unknown"]
 
     @property
     def left_out(self) -> list[tuple[str, Unusable]]:
         """Images that were not imported, and why."""
-        return [(one.name, one.problem) for one in self.outcomes if one.problem]
+        return [(outcome.name, outcome.problem) for outcome in self.outcomes if outcome.problem]
 
-    def share(self, label: int) -> float:
-        """Return the share of all pixels that have a label."""
+    def fraction(self, label: int) -> float:
+        """Return the fraction of all pixels with a label."""
         return self.pixels[label] / max(1, self.pixels.total())
 
     def sentences(self) -> list[str]:
-        """Return all that people should know beside the tables."""
+        """Return what the tables do not show."""
         return [*self._shape_sentences(), *self._image_sentences(), *self.reading.notes]
 
     def _shape_sentences(self) -> Iterator[str]:
         # The kinds are plurals: "boxes", "polygons", "masks (RLE)".
-        ones = {kind: re.sub(r"(x)es\b|s\b", r"\1", kind) for kind in self.shapes}
-        lines = [counted(count, ones[kind], kind) for kind, count in self.shapes.items()]
-        if lines:
-            yield f"shapes: {', '.join(lines)}"
-        for why, count in self.skipped_shapes.items():
-            yield f"not taken: {counted(count, 'shape')}: {why}"
+        singular = {kind: re.sub(r"(x)es\b|s\b", r"\1", kind) for kind in self.shapes}
+        counts = [counted(count, singular[kind], kind) for kind, count in self.shapes.items()]
+        if counts:
+            yield f"shapes: {', '.join(counts)}"
+        for reason, count in self.skipped_shapes.items():
+            yield f"skipped: {counted(count, 'shape')}: {reason}"
 
     def _image_sentences(self) -> Iterator[str]:
         if self.empty:
             count = counted(len(self.empty), "image")
-            yield f"{count} without any shape: all background ({some(self.empty)})"
+            yield f"{count} without shapes: all background ({some(self.empty)})"
         by_reason: dict[str, list[str]] = defaultdict(list)
-        for name, why in self.left_out:
-            by_reason[why.reason].append(f"{brief(name)}: {why.detail}" if why.detail else name)
-        for reason, these in by_reason.items():
-            count, hint = counted(len(these), "image"), _HINTS.get(reason, "")
-            yield f"left out: {count}: {reason} ({some(these, 3)}){hint}"
+        for name, problem in self.left_out:
+            detail = f"{brief(name)}: {problem.detail}" if problem.detail else name
+            by_reason[problem.reason].append(detail)
+        for reason, details in by_reason.items():
+            count, hint = counted(len(details), "image"), _HINTS.get(reason, "")
+            yield f"left out: {count}: {reason} ({some(details, 3)}){hint}"
         if self.turned:
             yield (
-                f"orientation: {counted(len(self.turned), 'image')} annotated on the pixels as "
-                f"stored, before the camera's turn; masks turn with them ({some(self.turned)})"
+                f"orientation: {counted(len(self.turned), 'image')} annotated before rotation; the "
+                f"masks are rotated, too ({some(self.turned)})"
             )
         if self.doubtful:
             yield (
-                f"orientation: {counted(len(self.doubtful), 'image')} turned by the camera, and "
-                "the size does not tell whether that was done before annotating; taken as drawn on "
-                f"the upright image, so look at them ({some(self.doubtful)})"
+                f"orientation: {counted(len(self.doubtful), 'image')} rotated by EXIF data, and "
+                "the size does not show whether that was before or after annotation; the masks are "
+                f"those of the upright images, so look at them ({some(self.doubtful)})"
             )
         names = enumerate(self.labels.names, start=1)
-        unseen = [name for label, name in names if not self.images[label]]
-        if unseen:
-            yield f"no pixel has the class {some(unseen, 10)}; --classes chooses what to import"
+        unused = [name for label, name in names if not self.images[label]]
+        if unused:
+            yield f"no pixel has the class {some(unused, 10)}; --classes chooses what to import"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -160,17 +165,17 @@ class ImportReport:
             "splits": self.splits,
             "classes": [
                 {"label": label, "name": name, "images": self.images[label]}
-                | {"share": round(self.share(label), 6)}
+                | {"share": round(self.fraction(label), 6)}
                 for label, name in enumerate(self.labels.names, start=1)
             ],
-            "background": round(self.share(0), 6),
-            "ignored": round(self.share(self.labels.ignored), 6),
+            "background": round(self.fraction(0), 6),
+            "ignored": round(self.fraction(self.labels.ignored), 6),
             "shapes": self.shapes,
             "skipped_shapes": self.skipped_shapes,
             "empty": [brief(name) for name in self.empty],
             "left_out": [
-                {"image": brief(name), "reason": why.reason, "detail": why.detail}
-                for name, why in self.left_out
+                {"image": brief(name), "reason": problem.reason, "detail": problem.detail}
+                for name, problem in self.left_out
             ],
             "turned": [brief(name) for name in self.turned],
             "orientation_unknown": [brief(name) for name in self.doubtful],
@@ -178,64 +183,39 @@ class ImportReport:
         }
 
 
-def choose(pixels: Sequence[Mapping[int, int]], most: int = _MOST) -> list[int]:
-    """Choose images so that every label is seen if possible, then evenly over the rest."""
-    holders: dict[int, list[int]] = {}
-    for i, labels in enumerate(pixels):
-        for label in labels:
-            holders.setdefault(label, []).append(i)
-    chosen: list[int] = []
-    for label in sorted(holders, key=lambda one: len(holders[one])):
-        if len(chosen) < most and not set(chosen) & set(holders[label]):
-            chosen.append(max(holders[label], key=lambda i: pixels[i][label]))
-    evenly = range(0, len(pixels), max(1, len(pixels) // most))
-    rest = dict.fromkeys(i for i in (*evenly, *range(len(pixels))) if i not in chosen)
-    return sorted([*chosen, *list(rest)[: most - len(chosen)]])
-
-
 def draw_sheet(folder: Path, report: ImportReport) -> Image.Image:
-    """Draw images under their masks, and the colors of the classes with their shares."""
-    written, labels = report.written, report.labels
-    shown = [written[i].file for i in choose([one.pixels for one in written])]
-    colors = {label: labels.colors[label] for label in range(1, len(labels.colors))}
-    names = dict(enumerate(labels.names, start=1)) | {labels.ignored: "(ignored)"}
-    legend = [label for label in names if report.images[label]][:_LEGEND]
-    top, row = 2 * _GAP + _LINE, _SIDE + _LINE + _GAP
-    below = top + -(-len(shown) // _ACROSS) * row
-    height = below + -(-len(legend) // _ACROSS) * _LINE + _GAP
-    sheet = Image.new("RGB", (_ACROSS * (_SIDE + _GAP) + _GAP, height), _PAPER)
+    """Draw some images under their masks, and a legend of the classes."""
+    step = -(-len(report.written) // _MAX_TILES)
+    files = [outcome.file for outcome in report.written[::step]]
+    colors = np.full((1 << 16, 3), 255, np.uint8)
+    colors[: len(report.labels.colors)] = report.labels.colors
+    names = dict(enumerate(report.labels.names, start=1)) | {report.labels.ignored: "(ignored)"}
+    legend = [label for label in names if report.images[label]][:_MAX_LEGEND]
+    row = _TILE + _LINE + _GAP
+    below = _GAP + -(-len(files) // _COLUMNS) * row
+    height = below + -(-len(legend) // _COLUMNS) * _LINE + _GAP
+    sheet = Image.new("RGB", (_COLUMNS * (_TILE + _GAP) + _GAP, height), _PAPER)
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
-    title = f"{report.format}: {len(shown)} of {counted(len(written), 'image')}"
-    pen.text((_GAP, _GAP), title, _INK, ImageFont.load_default(18))
-    for i, image in enumerate(shown):
-        x, y = _GAP + i % _ACROSS * (_SIDE + _GAP), top + i // _ACROSS * row
-        tile = _tile(
-            folder / "images" / image, (folder / "masks" / image).with_suffix(".png"), colors
-        )
-        sheet.paste(tile, (x + (_SIDE - tile.width) // 2, y + (_SIDE - tile.height) // 2))
-        pen.text((x, y + _SIDE + 2), _short(image), _INK, font)
+    for i, file in enumerate(files):
+        x, y = _GAP + i % _COLUMNS * (_TILE + _GAP), _GAP + i // _COLUMNS * row
+        sheet.paste(_tile(folder, file, colors), (x, y))
+        pen.text((x, y + _TILE + 2), file[:_MAX_TEXT_LENGTH], _INK, font)
     for i, label in enumerate(legend):
-        x, y = _GAP + i % _ACROSS * (_SIDE + _GAP), below + i // _ACROSS * _LINE
-        pen.rectangle((x, y + 2, x + 13, y + 15), colors.get(label, (255, 255, 255)), _INK)
-        pen.text((x + 20, y), f"{report.share(label):.1%} {_short(names[label])}", _INK, font)
+        x, y = _GAP + i % _COLUMNS * (_TILE + _GAP), below + i // _COLUMNS * _LINE
+        pen.rectangle((x, y + 2, x + 13, y + 15), tuple(colors[label].tolist()), _INK)
+        pen.text((x + 20, y), names[label][:_MAX_TEXT_LENGTH], _INK, font)
     return sheet
 
 
-def _tile(image: Path, mask: Path, colors: Mapping[int, Color]) -> Image.Image:
-    """Return one small image, its labels in color over it."""
-    shown = open_image(image)
-    shown.draft("RGB", (2 * _SIDE, 2 * _SIDE))
-    load(shown)
-    scale = _SIDE / max(shown.size)
-    size = (max(1, round(shown.width * scale)), max(1, round(shown.height * scale)))
-    pixels = np.asarray(shown.resize(size, Image.Resampling.BOX), np.float32)
-    with Image.open(mask) as stored:
-        labels = np.asarray(stored.resize(size, Image.Resampling.NEAREST))
-    table = np.full((1 << 16, 3), 255, np.float32)
-    table[list(colors)] = list(colors.values())
-    share = np.where(labels == 0, 0.0, _COVER)[:, :, None]
-    return Image.fromarray((pixels * (1 - share) + table[labels] * share).astype(np.uint8))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+def _tile(folder: Path, file: str, colors: np.ndarray[Any, np.dtype[np.uint8]]) -> Image.Image:
+    """Return a small image with its labels in color over it."""
+    image = open_image(folder / "images" / file)
+    image.draft("RGB", (2 * _TILE, 2 * _TILE))
+    load(image)
+    scale = _TILE / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    image = image.resize(size, Image.Resampling.BOX)
+    with Image.open((folder / "masks" / file).with_suffix(".png")) as mask:
+        labels = np.asarray(mask.resize(size, Image.Resampling.NEAREST))
+    colored = Image.blend(image, Image.fromarray(colors[labels]), _OPACITY)
+    return Image.composite(colored, image, Image.fromarray(labels != 0))

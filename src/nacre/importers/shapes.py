@@ -1,11 +1,11 @@
-"""The shapes of annotations, whatever tool drew them, and the pixels that each covers.
+"""The areas of annotated shapes, and decoders of the tools' bitmaps and run-length codes.
 
-An area is a function of the width and height of an image: it returns the pixels that it covers
-there. What makes areas, and an area itself, raises ``ValueError`` for what is damaged or does not
-belong to an image of that size; only this one image is left out.
+An area is a function of the width and height of an image that returns the covered pixels. An area,
+and a function that makes one, raises ``ValueError`` if the shape is damaged or does not fit an
+image of this size. This leaves out only the image.
 
-The run-length codes of the tools are decoded strictly; a code whose runs do not add up to the image
-exactly is damaged, because filling up or cutting off would give a wrong mask without a word:
+Run-length codes are decoded strictly. If the runs do not add up to the size of the image, the code
+is damaged: padding or cutting it would silently give a wrong mask.
 
 ========================  =========================================================================
 COCO                      lengths of runs down the columns, zeros first
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from nacre.importers.masks import open_image
 from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.rasterize import (
-    LARGEST_COORDINATE,
+    MAX_COORDINATE,
     Bits,
     Patch,
     Points,
@@ -40,29 +40,29 @@ from nacre.importers.rasterize import (
 Area = Callable[[int, int], Patch]
 Runs = npt.NDArray[np.int64]
 
-LONGEST_RUN = 2**31
-MOST_RUNS = 1 << 23
-"""A code of more runs than this is an attack, not a mask."""
+MAX_RUN = 2**31
+MAX_NUM_RUNS = 1 << 23
+"""A code of more runs is an attack, not a mask."""
 
-_CROOKED = 1.0
-"""Pixels by which corners make a box crooked that are rounded to whole pixels."""
+_BOX_TOLERANCE = 1.0
+"""Pixels by which the corners of a box may be off, as they are after rounding."""
 
-_LARGEST_BITMAP = 1 << 28
-_MOST_TIMES = 4
-"""A bitmap of more pixels than so many images have is an attack: thousands may be in one file."""
+_MAX_INFLATED_BYTES = 1 << 28
+_MAX_BITMAP_RATIO = 4
+"""Size of the largest bitmap, relative to its image: one file may contain thousands of bitmaps."""
 
 
 class Shape(NamedTuple):
-    """One annotated shape: its class, and what it covers."""
+    """An annotated shape: its class and its area."""
 
     name: str
     area: Area
 
     def patch(self, width: int, height: int) -> Patch:
-        """Return the pixels that it covers in an image of this size.
+        """Return the covered pixels of an image of this size.
 
         Raises:
-            Unusable: The shape is damaged, or does not belong to an image of this size.
+            Unusable: The shape is damaged, or does not fit an image of this size.
         """
         try:
             return self.area(width, height)
@@ -72,9 +72,9 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """An area of parts that are united, each an outer ring with its holes.
+    """The union of parts, each an outer ring with its holes.
 
-    Corners of a relative outline are shares of the width and height.
+    The coordinates of a relative outline are fractions of the width and height.
     """
 
     parts: tuple[tuple[Points, tuple[Points, ...]], ...]
@@ -87,7 +87,7 @@ class Outline:
         return fill_region(parts, width, height)
 
     def is_box(self, width: int, height: int) -> bool:
-        """Return whether it is one ring of four right angles, upright or turned."""
+        """Return True for a single ring with four right angles, axis-aligned or rotated."""
         if len(self.parts) != 1:
             return False
         ring = self.parts[0][0] * ((width, height) if self.is_relative else (1, 1))
@@ -95,17 +95,17 @@ class Outline:
             ring = ring[:4]
         if len(ring) != 4:
             return False
-        # The diagonals of a box are equally long and halve each other.
+        # The diagonals of a box have the same center and the same length.
         first, second = ring[2] - ring[0], ring[3] - ring[1]
-        apart = np.abs(ring[0] + ring[2] - ring[1] - ring[3]).max() / 2
-        lengths = abs(np.hypot(*first) - np.hypot(*second))
-        return bool(apart <= _CROOKED and lengths <= _CROOKED)
+        offset = np.abs(ring[0] + ring[2] - ring[1] - ring[3]).max() / 2
+        difference = abs(np.hypot(*first) - np.hypot(*second))
+        return bool(offset <= _BOX_TOLERANCE and difference <= _BOX_TOLERANCE)
 
 
 def ring_of(
     points: Points, holes: Sequence[Points] = (), *, is_relative: bool = False
 ) -> Outline | None:
-    """Return the area inside one ring; None if it has fewer than three corners."""
+    """Return the area inside a ring, or None for fewer than three corners."""
     return Outline(((points, tuple(holes)),), is_relative) if len(points) >= 3 else None
 
 
@@ -128,25 +128,25 @@ def points_of(values: Any) -> Points:
         return np.zeros((0, 2))
     if points.ndim != 2 or points.shape[1] != 2:
         raise ValueError(f"its corners are not pairs of numbers: {brief(values)}")
-    if not np.all(np.abs(points) <= LARGEST_COORDINATE):
+    if not np.all(np.abs(points) <= MAX_COORDINATE):
         worst = points[np.argmax(np.abs(points).max(axis=1))].tolist()
-        raise ValueError(f"a corner lies at {brief(worst)}")
+        raise ValueError(f"a corner is at {brief(worst)}")
     return points
 
 
 def numbers_of(*values: Any) -> tuple[float, ...]:
-    """Return finite numbers from numbers or their texts."""
+    """Return finite numbers from numbers or texts."""
     try:
         numbers = tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{brief(values)} are not numbers") from error
-    if not all(abs(number) <= LARGEST_COORDINATE for number in numbers):
-        raise ValueError(f"{brief(values)} are not sensible numbers")
+    if not all(abs(number) <= MAX_COORDINATE for number in numbers):
+        raise ValueError(f"{brief(values)} are not finite or too large")
     return numbers
 
 
 def decode_base64(text: Any) -> bytes:
-    """Return the bytes of a base64 text, with or without the head of a data address."""
+    """Return the bytes of a base64 text or a data URL."""
     if not isinstance(text, str):
         raise ValueError(f"{brief(text)} is not base64")
     try:
@@ -156,10 +156,10 @@ def decode_base64(text: Any) -> bytes:
 
 
 def inflate(data: bytes) -> bytes:
-    """Decompress zlib data up to a size."""
+    """Decompress zlib data of limited size."""
     stream = zlib.decompressobj()
     try:
-        plain = stream.decompress(data, _LARGEST_BITMAP)
+        plain = stream.decompress(data, _MAX_INFLATED_BYTES)
     except zlib.error as error:
         raise ValueError(f"its data cannot be decompressed: {brief(str(error))}") from error
     if not stream.eof:
@@ -168,23 +168,22 @@ def inflate(data: bytes) -> bytes:
 
 
 def fill_bitmap(data: bytes, left: int, top: int, width: int, height: int) -> Patch:
-    """Fill what is not zero (or not transparent) in an image file that begins at a place."""
-    return _clip(
-        Patch(left, top, _decode_bitmap(data, _MOST_TIMES * width * height)), width, height
-    )
+    """Fill the nonzero (or opaque) pixels of an image file whose corner is at (left, top)."""
+    bits = _decode_bitmap(data, _MAX_BITMAP_RATIO * width * height)
+    return Patch(left, top, bits).crop(0, 0, width, height)
 
 
 def fill_whole_bitmap(data: bytes, width: int, height: int) -> Patch:
-    """Fill what is not zero (or not transparent) in an image file of the size of the image."""
-    bits = _decode_bitmap(data, _MOST_TIMES * width * height)
+    """Fill the nonzero (or opaque) pixels of an image file that has the size of the image."""
+    bits = _decode_bitmap(data, _MAX_BITMAP_RATIO * width * height)
     _check_size((bits.shape[1], bits.shape[0]), width, height, "bitmap")
     return Patch(0, 0, bits)
 
 
-def _decode_bitmap(data: bytes, most: int) -> Any:
+def _decode_bitmap(data: bytes, max_pixels: int) -> Any:
     try:
         with open_image(data, ("PNG", "BMP", "TIFF", "WEBP")) as image:
-            if image.width * image.height > most:
+            if image.width * image.height > max_pixels:
                 raise ValueError(f"{image.width} x {image.height} pixels, more than the image has")
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 return np.asarray(image.convert("RGBA"))[:, :, 3] > 0
@@ -200,15 +199,15 @@ def parse_compressed(text: str) -> Runs:
     value = shift = 0
     for char in text:
         bits = ord(char) - 48
-        if not 0 <= bits < 64 or shift > 40 or len(lengths) > MOST_RUNS:
-            raise ValueError(f"the compressed RLE holds {char!r} where a number should go on")
+        if not 0 <= bits < 64 or shift > 40 or len(lengths) > MAX_NUM_RUNS:
+            raise ValueError(f"the compressed RLE has an invalid character {char!r} or is too long")
         value |= (bits & 0x1F) << shift
         shift += 5
         if bits & 0x20:
             continue
         if bits & 0x10:
             value -= 1 << shift
-        # From the fourth number on it is the difference to the number two before.
+        # From the fourth number on, it is the difference to the number two before.
         lengths.append(value + lengths[-2] if len(lengths) > 2 else value)
         value = shift = 0
     if shift:
@@ -217,22 +216,23 @@ def parse_compressed(text: str) -> Runs:
 
 
 def check_runs(lengths: Sequence[object] | npt.NDArray[np.float64]) -> Runs:
-    """Return run lengths as an array; one that is negative or absurdly long is damage."""
+    """Return run lengths as an array; raise an error for negative or absurdly long runs."""
     try:
         runs = np.asarray(lengths)
     except (ValueError, OverflowError) as error:
-        raise ValueError("the RLE holds something else than numbers") from error
+        raise ValueError("the RLE is not a list of numbers") from error
     if runs.size == 0:
         return np.zeros(0, np.int64)
     if runs.ndim != 1 or runs.dtype.kind not in "iuf" or np.any(runs != np.floor(runs)):
-        raise ValueError("the RLE holds something else than whole numbers")
-    if runs.min() < 0 or runs.max() > LONGEST_RUN:
-        raise ValueError(f"the RLE holds a run of {runs.min() if runs.min() < 0 else runs.max()}")
+        raise ValueError("the RLE is not a list of whole numbers")
+    if runs.min() < 0 or runs.max() > MAX_RUN:
+        worst = runs.min() if runs.min() < 0 else runs.max()
+        raise ValueError(f"the RLE has a run of {worst} pixels")
     return runs.astype(np.int64)
 
 
 def decode_columns(runs: Runs, size: tuple[int, int], width: int, height: int) -> Patch:
-    """Decode runs down the columns of an image of a size (COCO)."""
+    """Decode runs down the columns of an image of the given size (COCO)."""
     _check_size(size, width, height, "RLE")
     bits, first = _decode(runs, width * height, height)
     return Patch(first, 0, bits.T) if bits.size else empty_patch()
@@ -244,45 +244,46 @@ def decode_rows(runs: Runs, box: tuple[int, int, int, int], width: int, height: 
     if not (0 <= columns <= width and 0 <= rows <= height):
         raise ValueError(f"its box is {columns} x {rows} pixels, the image {width} x {height}")
     bits, first = _decode(runs, columns * rows, columns)
-    return _clip(Patch(left, top + first, bits), width, height)
+    return Patch(left, top + first, bits).crop(0, 0, width, height)
 
 
-def _decode(runs: Runs, size: int, line: int) -> tuple[Bits, int]:
-    """Return the lines between the first and the last one that is touched, and which is first."""
+def _decode(runs: Runs, size: int, line_length: int) -> tuple[Bits, int]:
+    """Return the lines from the first to the last covered one, and the first one's number."""
     total = int(runs.sum())
     if total != size:
-        raise ValueError(f"the RLE is of {total:,} pixels, not of {size:,}")
+        raise ValueError(f"the RLE has {total:,} pixels instead of {size:,}")
     ends = np.cumsum(runs)
     starts, stops = ends[0::2][: len(ends[1::2])], ends[1::2]
-    there = stops > starts
-    starts, stops = starts[there], stops[there]
+    is_covered = stops > starts
+    starts, stops = starts[is_covered], stops[is_covered]
     if not len(starts):
         return np.zeros((0, 0), np.bool_), 0
-    first, last = int(starts[0]) // line, (int(stops[-1]) - 1) // line + 1
-    # Objects are small in large images: only the lines that they touch are unrolled.
-    steps = np.zeros((last - first) * line + 1, np.int8)
-    steps[starts - first * line] += 1
-    steps[stops - first * line] -= 1
-    return np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_).reshape(-1, line), first
+    first, last = int(starts[0]) // line_length, (int(stops[-1]) - 1) // line_length + 1
+    # Most objects are small in large images, so only the lines that they cover are decoded.
+    steps = np.zeros((last - first) * line_length + 1, np.int8)
+    steps[starts - first * line_length] += 1
+    steps[stops - first * line_length] -= 1
+    bits = np.cumsum(steps[:-1], dtype=np.int8).astype(np.bool_)
+    return bits.reshape(-1, line_length), first
 
 
 def decode_brush(code: bytes, size: tuple[int, int], width: int, height: int) -> Patch:
-    """Decode Label Studio's brush on an image of a size: what has any opacity is inside."""
+    """Decode Label Studio's brush on an image of the given size: the pixels with any opacity."""
     _check_size(size, width, height, "brush")
     stream = _BitStream(code)
     num_bytes = stream.read(32)
     if num_bytes != width * height * 4:
-        raise ValueError(f"the brush is of {num_bytes:,} bytes, not of {width * height * 4:,}")
+        raise ValueError(f"the brush has {num_bytes:,} bytes instead of {width * height * 4:,}")
     word = stream.read(5) + 1
     lengths = [stream.read(4) + 1 for _ in range(4)]
     if word != 8:
-        raise ValueError(f"the brush has words of {word} bits, not of 8")
+        raise ValueError(f"the brush has words of {word} bits instead of 8")
     alpha = np.zeros(width * height, np.bool_)
     position = 0
     while position < num_bytes:
         is_run = stream.read(1)
         stop = min(position + 1 + stream.read(lengths[stream.read(2)]), num_bytes)
-        # Byte 4k + 3 is the alpha of pixel k, so [at, stop) holds those of [at // 4, stop // 4).
+        # Byte 4k + 3 is the alpha of pixel k, so [a, b) contains those of [a // 4, b // 4).
         if is_run:
             alpha[position // 4 : stop // 4] = stream.read(8) > 0
         else:
@@ -300,37 +301,24 @@ class _BitStream:
         self.position = 0
 
     def read(self, bits: int) -> int:
-        """Read one number of at most 32 bits."""
-        start, stop = self._move(bits)
+        """Read a number of at most 32 bits."""
+        start, stop = self._advance(bits)
         window = int.from_bytes(self.data[start >> 3 : (stop + 7) >> 3], "big")
         return (window >> (-stop % 8)) & ((1 << bits) - 1)
 
     def read_bytes(self, count: int) -> npt.NDArray[np.uint8]:
-        """Read some bytes, which need not begin where a byte of the stream does."""
-        start, stop = self._move(8 * count)
+        """Read some bytes, which may begin within a byte of the stream."""
+        start, stop = self._advance(8 * count)
         bits = np.unpackbits(np.frombuffer(self.data[start >> 3 : (stop + 7) >> 3], np.uint8))
         return np.packbits(bits[start % 8 : start % 8 + 8 * count])
 
-    def _move(self, bits: int) -> tuple[int, int]:
+    def _advance(self, bits: int) -> tuple[int, int]:
         start, self.position = self.position, self.position + bits
         if self.position > 8 * len(self.data):
-            raise ValueError("the brush ends before its image does")
+            raise ValueError("the brush ends before its image")
         return start, self.position
 
 
-def _check_size(own: tuple[int, int], width: int, height: int, what: str) -> None:
-    if own != (width, height):
-        raise ValueError(f"the {what} is of {own[0]} x {own[1]} pixels, not of {width} x {height}")
-
-
-def _clip(patch: Patch, width: int, height: int) -> Patch:
-    """Cut off what lies outside the image."""
-    rows, columns = patch.bits.shape
-    left, top = max(patch.left, 0), max(patch.top, 0)
-    right, bottom = min(patch.left + columns, width), min(patch.top + rows, height)
-    if right <= left or bottom <= top:
-        return empty_patch()
-    inside = patch.bits[
-        top - patch.top : bottom - patch.top, left - patch.left : right - patch.left
-    ]
-    return Patch(left, top, inside)
+def _check_size(size: tuple[int, int], width: int, height: int, what: str) -> None:
+    if size != (width, height):
+        raise ValueError(f"the {what} has {size[0]} x {size[1]} pixels, not {width} x {height}")

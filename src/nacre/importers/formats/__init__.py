@@ -1,14 +1,13 @@
-"""The formats that nacre reads: an explicit table, and what else an export may be.
+"""The table of formats, and the recognition of an export's format.
 
-Files are recognized by what they hold, wherever they lie: exports come with one folder around them
-or none, with images or without. The rows are tried in their order, the most particular first; what
-other packages register under ``nacre.importers`` is asked where none of ours fits.
+Files are recognized by their content, wherever they are: exports come with or without a folder
+around them, with or without images. The formats are tried in order, the most specific first. Other
+packages register formats under ``nacre.importers``; these are tried if none of ours fits.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint
 from typing import Any
 
 from nacre.errors import NacreError, unknown_name
@@ -26,28 +25,28 @@ from nacre.importers.formats import (
 )
 from nacre.importers.problems import brief, some
 from nacre.importers.reading import Reading, as_dict
-from nacre.utils.system import load_registered, registered
+from nacre.utils.system import find_entry, registered
 
 GROUP = "nacre.importers"
 
-_FEW = 50
-"""Where a folder has more JSON files than this, there is one per image."""
+_MAX_DOCUMENTS = 50
+"""A folder with more JSON files has one per image."""
 
 _SIGNS = (
     *(("*",), ("annotations", "*"), ("images", "*"), ("categories",), ("shapes",)),
     *(("classes", "*"), ("items", "*"), ("_via_settings",), ("_via_img_metadata",)),
 )
-"""Places in a JSON document that tell what it is."""
+"""Places in a JSON document that show its format."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table of formats.
+    """A format of exports.
 
     Attributes:
-        name: By what a user asks for it.
-        title: What it is called for people.
-        find: Returns the files that give it away; none if it is something else.
+        name: The name for ``--format``.
+        title: The name in messages.
+        find: Returns the files by which it is recognized, or none.
         read: Adds the images and classes of these files to a reading.
     """
 
@@ -58,62 +57,57 @@ class Format:
 
 
 def recognize(reading: Reading, wanted: str | None = None) -> str:
-    """Find out which format an export has, read it, and return what the format is called.
+    """Recognize the format of an export, read it, and return the format's title.
 
     Args:
-        reading: The export, and where to put what is found.
-        wanted: Name of a format, if the user says which.
+        reading: The export; its content is added.
+        wanted: Name of the format, if the user gave one.
 
     Raises:
-        NacreError: None fits; the message says what is there instead.
+        NacreError: No format fits; the message names the content.
     """
     export = reading.export
-    others = registered(GROUP, FORMATS)
+    others = list(registered(GROUP, FORMATS))
     if wanted is not None and wanted not in {*FORMATS, *others}:
         raise unknown_name("format", wanted, [*FORMATS, *others])
     if not export.files:
-        raise NacreError(f"{export.root} holds no files")
-    rows = [_row(wanted, others)] if wanted else list(FORMATS.values())
-    found = [(row, files) for row in rows if (files := row.find(export))]
-    if not found and wanted is None:
-        found = [(row, files) for row in _load(others) if (files := row.find(export))]
-    if not found:
+        raise NacreError(f"{export.root} has no files")
+    rows = [_row(wanted)] if wanted else list(FORMATS.values())
+    fitting = [(row, files) for row in rows if (files := row.find(export))]
+    if not fitting and wanted is None:
+        fitting = [(row, files) for row in _load(others) if (files := row.find(export))]
+    if not fitting:
         raise _not_recognized(export, rows[0].title if wanted else None)
-    if len(found) > 1 and found[-1][0].name == "masks":
-        del found[-1]  # what tools export may hold masks, too
-    if len(found) > 1:
-        names = ", ".join(other.name for other, _ in found[1:])
+    if len(fitting) > 1 and fitting[-1][0].name == "masks":
+        del fitting[-1]  # exports of tools may contain masks, too
+    if len(fitting) > 1:
+        names = ", ".join(other.name for other, _ in fitting[1:])
         reading.notes.append(f"the export also looks like {names}; --format chooses")
-    row, files = found[0]
+    row, files = fitting[0]
     row.read(reading, files)
     return row.title
 
 
-def _row(name: str, others: dict[str, EntryPoint]) -> Format:
-    if name in FORMATS:
-        return FORMATS[name]
-    row: Format = load_registered(
-        others[name], "the format", "Format", lambda found: isinstance(found, Format)
-    )
-    return row
+def _row(name: str) -> Format:
+    return find_entry(FORMATS, name, GROUP, Format, "format")
 
 
-def _load(others: dict[str, EntryPoint]) -> list[Format]:
-    """Return the formats of other packages; one that is broken breaks only itself."""
+def _load(others: list[str]) -> list[Format]:
+    """Return the formats of other packages; a broken one breaks only itself."""
     rows = []
     for name in others:
         try:
-            rows.append(_row(name, others))
+            rows.append(_row(name))
         except NacreError:
             continue
     return rows
 
 
 def _documents(export: Export, kind: str) -> list[File]:
-    """Return the JSON and XML files of a kind; all are looked at once, the first time.
+    """Return the JSON and XML files of a kind; the first call looks at all of them.
 
-    Of many JSON files in a folder only the first few are, and none of them is a whole export. Where
-    one is that of an image, so are those that were not looked at, and the damaged ones.
+    In a folder with many JSON files, only the first few are opened, and none of them is a whole
+    export. If one is the annotation of an image, so are the unopened and the damaged ones.
     """
     if not export.kinds:
         export.kinds = defaultdict(list)
@@ -121,19 +115,20 @@ def _documents(export: Export, kind: str) -> list[File]:
         for file in export.with_suffix(".json", ".xml"):
             by_folder[file.folder, file.suffix].append(file)
         for (_, suffix), files in by_folder.items():
-            is_per_image = suffix == ".json" and len(files) > _FEW
-            told = {file: _look(export, file) for file in files[: _FEW if is_per_image else None]}
-            rest = next((one for one in told.values() if one.startswith("labelme")), "")
+            is_per_image = suffix == ".json" and len(files) > _MAX_DOCUMENTS
+            opened = files[: _MAX_DOCUMENTS if is_per_image else None]
+            kinds = {file: _look(export, file) for file in opened}
+            default = next((kind for kind in kinds.values() if kind.startswith("labelme")), "")
             for file in files:
-                found = told.get(file, rest)
-                found = rest if rest and found in ("damaged", "image") else found
-                if found.startswith("labelme") or not is_per_image:
-                    export.kinds[found].append(file)
+                own = kinds.get(file, default)
+                own = default if default and own in ("damaged", "image") else own
+                if own.startswith("labelme") or not is_per_image:
+                    export.kinds[own].append(file)
     return export.kinds[kind]
 
 
 def _look(export: Export, file: File) -> str:
-    """Return what a JSON or XML file is by what it begins with; nothing if that is not known."""
+    """Return the kind of a JSON or XML file from its beginning, or nothing."""
     try:
         return _json_kind(file) if file.suffix == ".json" else _xml_kind(file)
     except NacreError as error:
@@ -142,14 +137,14 @@ def _look(export: Export, file: File) -> str:
 
 
 def _json_kind(file: File) -> str:
-    seen = set()
+    keys = set()
     for place, value in stream_json(file.chunks(), _SIGNS, file.path):
-        seen.add(place[0])
+        keys.add(place[0])
         item = as_dict(value)
         if place == ("*",):
             return _task_kind(item)
         if place[0] == "annotations" and item.keys() & {"segments_info", "category_id"}:
-            return "panoptic" if "segments_info" in item else "coco"  # no captions
+            return "panoptic" if "segments_info" in item else "coco"  # not captions
         if place[0] == "shapes" and isinstance(value, list):
             return "labelme"
         if place[0] == "classes" and "title" in item:
@@ -158,7 +153,7 @@ def _json_kind(file: File) -> str:
             return "datumaro"
         if place[0].startswith("_via_"):
             return "via"
-    return "coco" if {"images", "categories"} <= seen else ""
+    return "coco" if {"images", "categories"} <= keys else ""
 
 
 def _task_kind(item: dict[str, Any]) -> str:
@@ -167,13 +162,13 @@ def _task_kind(item: dict[str, Any]) -> str:
     ):
         return "label-studio"
     lists = [value[0] for value in item.values() if isinstance(value, list) and value]
-    if any("original_width" in as_dict(one) for one in lists):
+    if any("original_width" in as_dict(shape) for shape in lists):
         return "label-studio"
     return "coco-results" if {"image_id", "category_id"} <= item.keys() else ""
 
 
 def _xml_kind(file: File) -> str:
-    """Distinguish CVAT's file from those of single images, with areas or with boxes only."""
+    """Distinguish CVAT's file from files of single images, with areas or with boxes only."""
     kind = ""
     for root, element in stream_xml(file.chunks(), file.path):
         if root == "annotations":
@@ -187,26 +182,26 @@ def _xml_kind(file: File) -> str:
 
 
 def _of_kind(kind: str) -> Callable[[Export], list[File]]:
-    """Return what finds the documents of a kind.
+    """Return a function that finds the documents of a kind.
 
-    It raises an error if they are JSON files of whole exports, and another one, which may be such
-    a file, is damaged.
+    If they are JSON files of whole exports, a damaged JSON file may be one, too: it is an error.
     """
 
     def find(export: Export) -> list[File]:
-        found = _documents(export, kind)
-        for damaged in export.kinds["damaged"] if found else ():
-            if found[0].suffix == damaged.suffix == ".json" and kind != "labelme":
+        files = _documents(export, kind)
+        for damaged in export.kinds["damaged"] if files else ():
+            if files[0].suffix == damaged.suffix == ".json" and kind != "labelme":
                 raise export.damage[damaged]
-        return found
+        return files
 
     return find
 
 
 def _find_supervisely(export: Export) -> list[File]:
     """Return the projects' ``meta.json``."""
-    metas = [one for one in export.named("meta.json") if _look(export, one) == "supervisely"]
-    has_annotations = any(supervisely.is_in(one, "ann") for one in export.with_suffix(".json"))
+    metas = [file for file in export.named("meta.json") if _look(export, file) == "supervisely"]
+    files = export.with_suffix(".json")
+    has_annotations = any(supervisely.is_in(file, "ann") for file in files)
     return outermost(metas) if has_annotations else []
 
 
@@ -235,44 +230,43 @@ def _not_recognized(export: Export, wanted: str | None) -> NacreError:
         return NacreError(f"{root} does not look like {wanted}")
     if advice := _advice(export):
         return NacreError(f"{root} {advice}")
-    endings = Counter(file.suffix or "without extension" for file in export.files)
-    there = some((f"{count:,} {ending}" for ending, count in endings.most_common()), 6)
+    suffixes = Counter(file.suffix or "without extension" for file in export.files)
+    content = some((f"{count:,} {suffix}" for suffix, count in suffixes.most_common()), 6)
     known = ", ".join(row.title for row in FORMATS.values())
-    return NacreError(f"{root} has none of the known formats (it holds {there}); known: {known}")
+    return NacreError(f"{root} has no known format (it contains {content}); known: {known}")
 
 
 _ADVICE = {
     "via": "is a project of VGG's VIA; export it there as COCO",
-    "coco-results": "holds COCO results, not annotations: categories are missing",
+    "coco-results": "contains COCO results without categories, not annotations; give the "
+    "annotation file",
     "datumaro": "is CVAT's export for Datumaro; export it as 'CVAT for images 1.1'",
-    "boxes": "holds boxes, no outlines, and boxes are never filled for such data: label areas, or "
+    "boxes": "contains boxes but no outlines, and these boxes are never filled; label areas, or "
     "make masks of the boxes first, with a tool such as SAM",
 }
-"""What else a JSON or XML file may be, and what to do then."""
+"""Other kinds of JSON or XML files, and what to do with them."""
 
 
 def _advice(export: Export) -> str:
-    """Return what else an export is, and what to do then; nothing if that is not known."""
+    """Return what else an export is and what to do with it, or nothing."""
     for kind, advice in _ADVICE.items():
         if _documents(export, kind):
             return advice
-    if any("-annotation-" in one.name and "-by-" in one.name for one in export.images):
+    if any("-annotation-" in file.name and "-by-" in file.name for file in export.images):
         return (
-            "is Label Studio's export of brushes as PNG, which does not say to which image each "
-            "belongs; export as JSON"
+            "is Label Studio's export of brushes as PNG, which does not name the image of a mask; "
+            "export it as JSON"
         )
     if export.named("classes.yaml"):
-        return "is a folder of nacre already; there is nothing to import"
+        return "is a data folder of nacre already; use it as it is"
     if mask_folders.is_nacres(export):
         is_white = mask_folders.are_black_and_white(export)
         return (
-            "has images/ and masks/ as nacre's own folders have"
-            f"{', with masks in black and white (0 and 255)' if is_white else ''}; what is missing "
-            f"is classes.yaml, such as `classes: {{{255 if is_white else 1}: crack}}`, and then "
-            "there is nothing to import"
+            "has images/ and masks/ like a data folder of nacre"
+            f"{', with masks in black and white (0 and 255)' if is_white else ''}; add a file "
+            f"classes.yaml, such as `classes: {{{255 if is_white else 1}: crack}}`, and use it "
+            "without an import"
         )
-    if export.with_suffix(".parquet"):
-        return "holds parquet files; save images and masks as files"
     if export.with_suffix(".zip", ".tar", ".gz", ".7z", ".rar"):
-        return "holds another archive; unpack it, then import"
+        return "contains another archive; unpack it, then import"
     return ""

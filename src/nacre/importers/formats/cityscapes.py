@@ -1,12 +1,12 @@
 """Cityscapes: ``leftImg8bit/<split>/<city>/`` and ``gtFine/<split>/<city>/``.
 
-The masks hold label ids, train ids or instance ids (a label id, or 1000 times one and a number).
-Nineteen of the classes are evaluated; all else, and 255, does not count. There is no background.
+The masks have label ids, train ids or instance ids (a label id, or 1000 times one plus a number).
+Nineteen of the classes are evaluated; the others and 255 do not count. There is no background.
 """
 
 from nacre.errors import NacreError
 from nacre.importers.files import Export, File, split_of
-from nacre.importers.masks import Kind, MaskFile
+from nacre.importers.masks import Coding, MaskFile
 from nacre.importers.reading import IGNORED, Color, Image, Reading
 
 CLASSES: dict[int, tuple[str, Color]] = {
@@ -30,61 +30,55 @@ CLASSES: dict[int, tuple[str, Color]] = {
     32: ("motorcycle", (0, 0, 230)),
     33: ("bicycle", (119, 11, 32)),
 }
-"""Name and color by label id; their order is that of the train ids 0 to 18."""
+"""Name and color by label id, in the order of the train ids 0 to 18."""
 
-_MASKS: dict[str, Kind] = {
+_CODINGS: dict[str, Coding] = {
     "labelids": "values",
     "labeltrainids": "values",
     "instanceids": "instances",
 }
-"""What the kinds of masks hold, the best first."""
+"""Coding by the type of a mask, the best type first."""
 
 _GROUND_TRUTH = ("_gtfine_", "_gtcoarse_")
 _IMAGE = "_leftimg8bit"
 
 Key = tuple[str | None, str]
-"""Split, and city, sequence and frame, of an image or a mask."""
+"""Split; and city, sequence and frame of an image or a mask."""
 
 
 def find(export: Export) -> list[File]:
     """Return the masks."""
-    endings = tuple(start + word for start in _GROUND_TRUTH for word in _MASKS)
+    endings = tuple(start + word for start in _GROUND_TRUTH for word in _CODINGS)
     return [file for file in export.images if file.stem.casefold().endswith(endings)]
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    """Read Cityscapes by its masks."""
+    """Read Cityscapes from its masks."""
     if reading.export.named("label_colors.txt"):
         raise NacreError(
-            "the export has Cityscapes' folders, but classes of its own (label_colors.txt); export "
-            "it from CVAT as 'Segmentation mask 1.1'"
+            "the export has Cityscapes' folders but its own classes (label_colors.txt); export it "
+            "from CVAT as 'Segmentation mask 1.1'"
         )
     reading.has_background = False
-    values = _classes_by_value(reading)
+    names = [reading.class_of(name, color) for name, color in CLASSES.values()]
+    # Other ids are not evaluated. There are 34, and the license plate is stored as 255.
+    labels = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, names, strict=True))
+    train_ids = {255: IGNORED} | dict(enumerate(names))
     masks: dict[Key, MaskFile] = {}
-    # Fine masks go before the others, and the best kind before the others.
+    # Fine masks take precedence over coarse ones, and better types over others.
     for start in _GROUND_TRUTH:
-        for word, kind in _MASKS.items():
+        for word, coding in _CODINGS.items():
+            classes = train_ids if word == "labeltrainids" else labels
             for file in files:
                 if file.stem.casefold().endswith(start + word):
-                    key = _key(file, start + word)
-                    masks.setdefault(key, MaskFile(file, values[word], kind))
+                    masks.setdefault(_key(file, start + word), MaskFile(file, classes, coding))
     for file in reading.export.images:
         if file.stem.casefold().endswith(_IMAGE):
             mask = masks.pop(_key(file, _IMAGE), None)
             reading.add_file(file, split_of(file.folder), mask=mask, is_labeled=mask is not None)
-    # What is left are masks whose images are missing.
+    # The images of the remaining masks are missing.
     reading.images += [Image(mask.file.path, mask=mask) for mask in masks.values()]
 
 
 def _key(file: File, ending: str) -> Key:
     return split_of(file.folder), file.stem.casefold().removesuffix(ending)
-
-
-def _classes_by_value(reading: Reading) -> dict[str, dict[int, str]]:
-    """Return the class by value, for each kind of masks."""
-    names = [reading.class_of(name, color) for name, color in CLASSES.values()]
-    # Ids outside the list are not evaluated; there are 34, and the number plate is stored as 255.
-    labels = dict.fromkeys((*range(35), 255), IGNORED) | dict(zip(CLASSES, names, strict=True))
-    train_ids = {255: IGNORED} | dict(enumerate(names))
-    return {"labelids": labels, "labeltrainids": train_ids, "instanceids": labels}

@@ -1,13 +1,13 @@
 """COCO: instances (CVAT "COCO 1.0", Roboflow, Label Studio, VIA and many scripts) and panoptic.
 
-``images`` have id, file name and size, ``categories`` id and name, ``annotations`` an image, a
-category and a segmentation: a list of outlines that are united, or runs down the columns, as
-numbers or compressed. There may be one file per split. Where objects overlap, the smaller one
-lies on top.
+``images`` have an id, a file name and a size, ``categories`` an id and a name, ``annotations`` an
+image, a category and a segmentation: a list of outlines that are united, or runs down the columns,
+as numbers or compressed. There may be one file per split. Where objects overlap, the smaller one is
+on top.
 
-Panoptic annotations have a PNG of segment numbers for each image, and a list of its segments. The
-number of a segment is r + 256 g + 65536 b, 0 is unlabeled. The PNGs lie in a folder named like the
-JSON file, or beside the images.
+Panoptic annotations have a PNG of segment ids for each image, and a list of its segments. The id of
+a segment is r + 256 g + 65536 b; 0 is unlabeled. The PNGs are in a folder with the name of the JSON
+file, or beside the images.
 """
 
 from functools import partial
@@ -41,31 +41,31 @@ from nacre.importers.shapes import (
 
 Item = dict[str, Any]
 Categories = dict[str, tuple[str, Item]]
-"""Class, and the category itself, by identifier."""
+"""Class, and the category itself, by id."""
 
 
 def read(reading: Reading, files: list[File]) -> None:
     """Read COCO files."""
     reading.order = "area"
-    # One image may be listed in several files: each has some of its shapes.
+    # Several files may list an image: each has some of its shapes.
     known: dict[tuple[str | None, str], tuple[Image, File]] = {}
     groups: set[str] = set()
     used: set[str] = set()
     for file in files:
-        categories, listed = _read_lists(reading, file)
+        categories, items = _read_lists(reading, file)
         groups |= _groups(categories)
-        images = {key: _add(reading, file, item, key, known) for key, item in listed.items()}
+        images = {key: _add(reading, file, item, key, known) for key, item in items.items()}
         used |= _read_annotations(reading, file, categories, images)
     for name in sorted(groups - used):
         del reading.classes[name]
         reading.notes.append(
-            f"the category {brief(name)!r} names a group of others and no annotation has it: "
-            "it is no class"
+            f"no annotation has the category {brief(name)!r}, which is a group of others: it is "
+            "not a class"
         )
 
 
 def _read_lists(reading: Reading, file: File) -> tuple[Categories, dict[str, Item]]:
-    """Return the categories and the images of a file by their identifiers, in its order."""
+    """Return the categories and the images of a file by id."""
     categories: Categories = {}
     images: dict[str, Item] = {}
     lists = (("categories",), ("images", "*"), ("annotations", "*"))
@@ -77,7 +77,8 @@ def _read_lists(reading: Reading, file: File) -> tuple[Categories, dict[str, Ite
                 raise NacreError(f"{brief(file.path)} lists two images with the id {brief(key)}")
             images[key] = item
         elif place[0] == "categories":
-            _read_categories(reading, file, as_list(value), categories)
+            for item in map(as_dict, as_list(value)):
+                _add_category(reading, file, item, categories)
         elif categories and images:
             break
     if not categories:
@@ -85,24 +86,20 @@ def _read_lists(reading: Reading, file: File) -> tuple[Categories, dict[str, Ite
     return categories, images
 
 
-def _read_categories(
-    reading: Reading, file: File, items: list[Any], categories: Categories
-) -> None:
-    for item in map(as_dict, items):
-        key = as_key(item.get("id"))
-        if key in categories:
-            raise NacreError(f"{brief(file.path)} lists two categories with the id {brief(key)}")
-        # COCO-Stuff gives all pixels of things the category 183, "other".
-        is_things = item.get("id") == 183 and item.get("name") == "other"
-        name = BACKGROUND if is_things else item.get("name")
-        place = f"category {brief(item.get('id'))}: "
-        categories[key] = reading.list_class(name, file, color_of(item.get("color")), place), item
+def _add_category(reading: Reading, file: File, item: Item, categories: Categories) -> None:
+    key = as_key(item.get("id"))
+    if key in categories:
+        raise NacreError(f"{brief(file.path)} lists two categories with the id {brief(key)}")
+    # COCO-Stuff labels the pixels of all things with the category 183, "other".
+    is_things = item.get("id") == 183 and item.get("name") == "other"
+    name = BACKGROUND if is_things else item.get("name")
+    place = f"category {brief(item.get('id'))}: "
+    categories[key] = reading.list_class(name, file, color_of(item.get("color")), place), item
 
 
 def _groups(categories: Categories) -> set[str]:
-    """Return categories that may only name a group of others, as Roboflow writes one."""
-    found = (item.get("supercategory") for _, item in categories.values())
-    groups = {name for name in found if isinstance(name, str)}
+    """Return the categories that may only be a group of others, as Roboflow writes one."""
+    groups = {as_key(item.get("supercategory")) for _, item in categories.values()}
     return {
         name
         for name, item in categories.values()
@@ -117,7 +114,7 @@ def _add(
     key: str,
     known: dict[tuple[str | None, str], tuple[Image, File]],
 ) -> Image:
-    """Add an image that a file lists, unless another file lists it, too."""
+    """Add an image of a list, unless it is known from another file."""
     name = item["file_name"] if isinstance(item.get("file_name"), str) else ""
     split = split_in_name(file.stem) or split_of(file.folder)
     size = size_of(item.get("width"), item.get("height"))
@@ -142,11 +139,7 @@ def _add(
 def _read_annotations(
     reading: Reading, file: File, categories: Categories, images: dict[str, Image]
 ) -> set[str]:
-    """Add the shapes of a file, whose identifiers mean nothing in another one.
-
-    Returns:
-        The classes that it uses.
-    """
+    """Add the shapes of a file to its images by id, and return the classes that they use."""
     used: set[str] = set()
     for _, value in reading.stream_json(file, [("annotations", "*")]):
         item = as_dict(value)
@@ -158,7 +151,7 @@ def _read_annotations(
         with images[key].noting():
             used.add(_draw(reading, images[key], item, categories))
     if not any(image.is_labeled for image in images.values()):
-        # Images that nobody annotated are not images in which nothing is.
+        # Nobody annotated these images; this does not mean that they are empty.
         for image in images.values():
             image.is_listed = False
     return used
@@ -167,12 +160,10 @@ def _read_annotations(
 def _draw(reading: Reading, image: Image, item: Item, categories: Categories) -> str:
     """Add the shape of an annotation, and return its class."""
     image.is_labeled = True
-    category, segmentation = as_key(item.get("category_id")), item.get("segmentation")
-    if category not in categories:
-        raise Unusable(
-            "an annotation has a category that is not listed", f"category {brief(category)}"
-        )
-    name = categories[category][0]
+    key, segmentation = as_key(item.get("category_id")), item.get("segmentation")
+    if key not in categories:
+        raise Unusable("an annotation has an unlisted category", f"category {brief(key)}")
+    name = categories[key][0]
     try:
         area, kind = _area(segmentation, image)
     except ValueError as error:
@@ -186,10 +177,10 @@ def _draw(reading: Reading, image: Image, item: Item, categories: Categories) ->
 
 
 def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
-    """Return what a segmentation covers, None if it has no area, and what it is called.
+    """Return the area of a segmentation and what to call it; None if there is no area.
 
     Raises:
-        ValueError: It is damaged.
+        ValueError: The segmentation is damaged.
     """
     if segmentation in (None, [], {}, ""):
         return None, ""
@@ -197,7 +188,7 @@ def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
         return _runs(segmentation, image), "masks (RLE)"
     if not isinstance(segmentation, list):
         raise ValueError(f"its segmentation is {brief(segmentation)}")
-    if all(isinstance(one, (int, float)) for one in segmentation):
+    if all(isinstance(value, (int, float)) for value in segmentation):
         segmentation = [segmentation]
     parts = [points_of(part) for part in segmentation]
     outlines = tuple((ring, ()) for ring in parts if len(ring) >= 3)
@@ -219,20 +210,20 @@ def _runs(segmentation: Item, image: Image) -> Area:
 def read_panoptic(reading: Reading, files: list[File]) -> None:
     """Read panoptic files."""
     for file in files:
-        categories, listed = _read_lists(reading, file)
-        _read_segments(reading, file, categories, listed)
+        categories, items = _read_lists(reading, file)
+        _read_segments(reading, file, categories, items)
 
 
 def _read_segments(
-    reading: Reading, file: File, categories: Categories, listed: dict[str, Item]
+    reading: Reading, file: File, categories: Categories, items: dict[str, Item]
 ) -> None:
     split = split_in_name(file.stem) or split_of(file.folder)
-    # The folder that belongs to the JSON file; a PNG in it is not the image.
+    # The folder of this JSON file; its PNGs are not images.
     folder = file.path.removesuffix(file.suffix) + "/"
-    finder = Finder(one for one in reading.export.images if not one.path.startswith(folder))
+    finder = Finder(png for png in reading.export.images if not png.path.startswith(folder))
 
     def add(item: Item, annotation: Item) -> Image:
-        # Without a list of images, the image has the name of its PNG.
+        # Without a list of images, an image has the name of its PNG.
         name = item.get("file_name") or annotation.get("file_name")
         return reading.add_image(
             name if isinstance(name, str) else "",
@@ -249,10 +240,10 @@ def _read_segments(
         if key in annotated:
             raise NacreError(f"{brief(file.path)} annotates the image {brief(key)} twice")
         annotated.add(key)
-        image = add(listed.get(key, {}), annotation)
+        image = add(items.get(key, {}), annotation)
         with image.noting():
             image.mask = _panoptic_mask(reading, annotation, categories, folder, split)
-    for key, item in listed.items():
+    for key, item in items.items():
         if key not in annotated:
             image = add(item, {})
             image.is_labeled = image.is_listed = False
@@ -261,20 +252,19 @@ def _read_segments(
 def _panoptic_mask(
     reading: Reading, annotation: Item, categories: Categories, folder: str, split: str | None
 ) -> MaskFile:
-    """Return the PNG of an annotation with the class by the number of a segment."""
+    """Return the PNG of an annotation, with the class of each segment."""
     name = annotation.get("file_name")
     finder = reading.export.finder
-    found = finder.find(f"{folder}{name}", folder, split) if isinstance(name, str) else None
-    if found is None:
+    file = finder.find(f"{folder}{name}", folder, split) if isinstance(name, str) else None
+    if file is None:
         raise Unusable("its panoptic PNG is missing", brief(name))
     segments = {0: BACKGROUND}
     for segment in map(as_dict, as_list(annotation.get("segments_info"))):
-        category, number = as_key(segment.get("category_id")), segment.get("id")
-        if category not in categories:
-            detail = f"category {brief(category)}"
-            raise Unusable("a segment has a category that is not listed", detail)
+        key, number = as_key(segment.get("category_id")), segment.get("id")
+        if key not in categories:
+            raise Unusable("a segment has an unlisted category", f"category {brief(key)}")
         if type(number) is not int:
             raise Unusable("a segment has no number", brief(number))
-        segments[number] = categories[category][0]
+        segments[number] = categories[key][0]
         reading.shape_counts["segments"] += 1
-    return MaskFile(found, segments, "colors")
+    return MaskFile(file, segments, "colors")

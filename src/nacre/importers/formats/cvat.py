@@ -1,4 +1,4 @@
-"""CVAT "for images 1.1" (annotations.xml), read image by image: such files reach hundreds of MB.
+"""CVAT "for images 1.1" (annotations.xml), read image by image: these files reach hundreds of MB.
 
 Polygons, boxes, ellipses and masks are painted in the order of ``z_order``, then of the document.
 Runs of a mask go along the rows of its box.
@@ -15,7 +15,7 @@ from nacre.errors import NacreError
 from nacre.importers.files import File, split_of
 from nacre.importers.problems import brief
 from nacre.importers.rasterize import fill_ellipse, rectangle
-from nacre.importers.reading import Kinds, Reading, color_of, size_of
+from nacre.importers.reading import AreaMakers, Reading, color_of, size_of
 from nacre.importers.shapes import Area, check_runs, decode_rows, numbers_of, points_of, ring_of
 
 _PAIRS = re.compile(r"[^,;]+,[^,;]+(;[^,;]+,[^,;]+)*")
@@ -39,7 +39,7 @@ def read(reading: Reading, files: list[File]) -> None:
 def _read_labels(reading: Reading, file: File, meta: Element) -> None:
     for label in meta.iter("label"):
         name = label.findtext("name", "").strip()
-        # The points of a skeleton are labels with a parent; they are no classes.
+        # The points of a skeleton are labels with a parent, not classes.
         if name and not label.findtext("parent", "").strip():
             reading.list_class(name, file, color_of(label.findtext("color")))
 
@@ -52,15 +52,15 @@ def _read_image(reading: Reading, file: File, element: Element) -> None:
         split=split_of(subset) or split_of(name.rpartition("/")[0]),
         size=size_of(element.get("width"), element.get("height")),
     )
-    shapes = [one for one in element if one.tag != "tag"]
+    shapes = [shape for shape in element if shape.tag != "tag"]
     image.is_labeled = bool(shapes)
     for shape in sorted(shapes, key=_layer):
         with image.noting():
-            reading.draw_kind(image, _KINDS, shape.tag, shape, shape.get("label"))
+            reading.draw_as(image, _AREAS, shape.tag, shape, shape.get("label"))
 
 
 def _layer(shape: Element) -> float:
-    """Return the height of a shape in the stack; 0 for what is no number."""
+    """Return the z order of a shape, or 0 if it is not a number."""
     try:
         return numbers_of(shape.get("z_order", 0))[0]
     except ValueError:
@@ -92,11 +92,11 @@ def _mask(shape: Element) -> Area:
     try:
         runs = check_runs(np.array(shape.get("rle", "").replace(",", " ").split(), np.float64))
     except ValueError as error:
-        raise ValueError("its RLE holds something else than numbers") from error
+        raise ValueError("its RLE is not a list of numbers") from error
     return partial(decode_rows, runs, (left, top, width, height))
 
 
-_KINDS: Kinds = {
+_AREAS: AreaMakers = {
     "polygon": ("polygons", _polygon),
     "box": ("boxes", _box),
     "ellipse": ("ellipses", _ellipse),

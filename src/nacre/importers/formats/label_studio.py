@@ -1,9 +1,9 @@
 """Label Studio's JSON: tasks with their annotations, or the short form (JSON-MIN).
 
-Corners are percent of the width and height. A brush is a bit stream (see ``shapes``). Of several
-annotations of a task the one marked as ground truth counts, else the newest; canceled ones and
-predictions do not. A result has a shape and its labels, or, in some configurations, there are two
-results with one id, of which one has the shape and the other the labels.
+Corners are percentages of width and height. A brush is a bit stream (`nacre.importers.shapes`). Of
+several annotations of a task, the one marked as ground truth counts, else the newest; canceled ones
+and predictions do not. A result has a shape and its labels. In some configurations there are two
+results with the same id, one with the shape and one with the labels.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import Any
 
 from nacre.importers.files import SUFFIXES, Export, File, split_of
 from nacre.importers.problems import DAMAGED, Unusable, brief
-from nacre.importers.rasterize import Patch, fill_ellipse, fill_ring, rectangle, turned
-from nacre.importers.reading import Image, Kinds, Reading, as_dict, as_list, as_text, size_of
+from nacre.importers.rasterize import Patch, fill_ellipse, fill_ring, rectangle, rotate
+from nacre.importers.reading import AreaMakers, Image, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
     decode_base64,
@@ -26,7 +26,7 @@ from nacre.importers.shapes import (
 
 Item = dict[str, Any]
 
-_KIND_BY_KEY = {
+_SHAPE_BY_KEY = {
     "rle": "brush",
     "imageDataURL": "bitmask",
     "points": "polygon",
@@ -35,7 +35,7 @@ _KIND_BY_KEY = {
     "height": "rectangle",
     "x": "keypoint",
 }
-"""What kind of region a result is, by what its value holds; without any of these it is none."""
+"""Type of a region by a key of its value; a result without these keys is not a region."""
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -49,12 +49,12 @@ def read(reading: Reading, files: list[File]) -> None:
 def _read_task(reading: Reading, file: File, task: Item) -> None:
     is_full = isinstance(task.get("data"), dict)
     results = _results(task) if is_full else _short_results(task)
-    items = [as_dict(one) for one in results or []]
+    items = [as_dict(result) for result in results or []]
     # A shape may have its labels in another result with its id.
-    labels = {_id(one): _labels(one) for one in items if _labels(one) and _id(one)}
+    labels = {_id(item): _labels(item) for item in items if _labels(item) and _id(item)}
     regions = list(_regions(items))
     name = _image_name(task["data"] if is_full else task, items)
-    sizes = {_size(one) for one in regions} - {None}
+    sizes = {_size(region) for region in regions} - {None}
     image = reading.add_image(
         name or f"task {brief(task.get('id'))}",
         near=file.folder,
@@ -75,39 +75,40 @@ def _read_task(reading: Reading, file: File, task: Item) -> None:
 
 
 def _results(task: Item) -> list[Any] | None:
-    """Return the results of the annotation that counts; None if there is none."""
+    """Return the results of the annotation that counts, or None."""
     annotations = map(as_dict, as_list(task.get("annotations") or task.get("completions")))
     valid = [
-        one
-        for one in annotations
-        if not one.get("was_cancelled") and isinstance(one.get("result"), list)
+        annotation
+        for annotation in annotations
+        if not annotation.get("was_cancelled") and isinstance(annotation.get("result"), list)
     ]
     if not valid:
         return None
-    best = max(valid, key=lambda one: (bool(one.get("ground_truth")), *_time(one)))
+    best = max(valid, key=_rank)
     return as_list(best["result"])
 
 
-def _time(annotation: Item) -> tuple[str, int]:
-    """Return by what annotations are ordered: their last change, then their number."""
+def _rank(annotation: Item) -> tuple[bool, str, int]:
+    """Return True for ground truth, then the last change, then the number."""
     changed = annotation.get("updated_at") or annotation.get("created_at")
     number = annotation.get("id")
-    return changed if isinstance(changed, str) else "", number if isinstance(number, int) else 0
+    return (
+        bool(annotation.get("ground_truth")),
+        changed if isinstance(changed, str) else "",
+        number if isinstance(number, int) else 0,
+    )
 
 
 def _short_results(task: Item) -> list[Any] | None:
-    """Return the shapes of the short form as results of the long one; None if nobody annotated."""
-    found = []
-    for value in task.values():
-        for one in as_list(value):
-            if isinstance(one, dict) and "original_width" in one:
-                found.append({**one, "value": one})
-    return found if found or "annotation_id" in task else None
+    """Return the shapes of the short form as results of the long one; None if unannotated."""
+    shapes = [as_dict(shape) for value in task.values() for shape in as_list(value)]
+    results = [{**shape, "value": shape} for shape in shapes if "original_width" in shape]
+    return results if results or "annotation_id" in task else None
 
 
 def _image_name(data: Item, items: list[Item]) -> str:
-    """Return the address of the image: the one shapes point to, else the first that is one."""
-    sources = [data.get(str(one.get("source", "")).removeprefix("$")) for one in items]
+    """Return the URL of the image: the one that the shapes name, else the likeliest text."""
+    sources = [data.get(str(item.get("source", "")).removeprefix("$")) for item in items]
     usual = [data.get(key) for key in ("image", "img", "ocr", "photo")]
     texts = [text for text in data.values() if isinstance(text, str)]
     images = [text for text in texts if text.split("?")[0].lower().endswith(SUFFIXES)]
@@ -116,7 +117,7 @@ def _image_name(data: Item, items: list[Item]) -> str:
 
 
 def _find_uploaded(export: Export, image: Image, task: Item) -> None:
-    """Look for an image without the eight letters that Label Studio puts before its name."""
+    """Look for an image without the eight characters that Label Studio puts before its name."""
     name = task.get("file_upload") or image.name.rpartition("/")[2]
     if not isinstance(name, str):
         return
@@ -128,12 +129,12 @@ def _find_uploaded(export: Export, image: Image, task: Item) -> None:
 
 
 def _regions(items: list[Item]) -> Iterator[Item]:
-    """Yield the results that are regions of the image, each once."""
-    seen = set()
-    for one in items:
-        if _kind(one) and _id(one) not in seen:
-            yield one
-            seen |= {_id(one)} - {""}
+    """Yield the results that are regions of the image, each id once."""
+    ids = set()
+    for item in items:
+        if _shape_type(item) and _id(item) not in ids:
+            yield item
+            ids |= {_id(item)} - {""}
 
 
 def _id(item: Item) -> str:
@@ -144,10 +145,10 @@ def _size(item: Item) -> tuple[int, int] | None:
     return size_of(item.get("original_width"), item.get("original_height"))
 
 
-def _kind(item: Item) -> str:
-    value, called = _value(item), as_text(item.get("type"), "")
-    named = called.removesuffix("labels") if called.endswith("labels") else ""
-    return next((kind for key, kind in _KIND_BY_KEY.items() if key in value), named)
+def _shape_type(item: Item) -> str:
+    value, name = _value(item), as_text(item.get("type"), "")
+    default = name.removesuffix("labels") if name.endswith("labels") else ""
+    return next((shape for key, shape in _SHAPE_BY_KEY.items() if key in value), default)
 
 
 def _labels(item: Item) -> list[Any]:
@@ -157,8 +158,8 @@ def _labels(item: Item) -> list[Any]:
 
 
 def _draw(reading: Reading, image: Image, region: Item, labels: list[Any]) -> None:
-    kind = _kind(region)
-    if kind in _KINDS:
+    shape_type = _shape_type(region)
+    if shape_type in _AREAS:
         if not labels:
             reading.skip(image, "shapes without a label")
             return
@@ -166,9 +167,9 @@ def _draw(reading: Reading, image: Image, region: Item, labels: list[Any]) -> No
             raise Unusable("a shape has several labels", brief(labels))
         rotation = region.get("image_rotation")
         if rotation not in (None, 0, 360):
-            detail = f"by {brief(rotation)} degrees; turn it back there"
-            raise Unusable("it was turned in Label Studio", detail)
-    reading.draw_kind(image, _KINDS, kind, region, labels[0] if labels else None)
+            detail = f"by {brief(rotation)} degrees; rotate it back there"
+            raise Unusable("it was rotated in Label Studio", detail)
+    reading.draw_as(image, _AREAS, shape_type, region, labels[0] if labels else None)
 
 
 def _value(region: Item) -> Item:
@@ -186,8 +187,9 @@ def _bitmask(region: Item) -> Area:
 def _brush(region: Item) -> Area:
     value, size = _value(region), _size(region)
     if value.get("format", "rle") != "rle" or size is None:
-        form = f"the format {brief(value.get('format'))} and the size {brief(size)}"
-        raise ValueError(f"its brush has {form}")
+        raise ValueError(
+            f"its brush has the format {brief(value.get('format'))} and the size {brief(size)}"
+        )
     try:
         return partial(decode_brush, bytes(as_list(value.get("rle"))), size)
     except (TypeError, ValueError):
@@ -195,36 +197,36 @@ def _brush(region: Item) -> Area:
         raise ValueError(reason) from None
 
 
-def _shares(region: Item, *keys: str) -> tuple[float, ...]:
-    """Return place and size as shares of the image's, and by how many degrees it is turned."""
+def _fractions(region: Item, *keys: str) -> tuple[float, ...]:
+    """Return position and size as fractions of the image's, and the rotation in degrees."""
     value = _value(region)
-    shares = (number / 100 for number in numbers_of(*(value.get(key) for key in ("x", "y", *keys))))
-    return (*shares, *numbers_of(value.get("rotation") or 0))
+    percent = numbers_of(*(value.get(key) for key in ("x", "y", *keys)))
+    return (*(number / 100 for number in percent), *numbers_of(value.get("rotation") or 0))
 
 
 def _ellipse(region: Item) -> Area:
-    return partial(_fill_ellipse, _shares(region, "radiusX", "radiusY"))
+    return partial(_fill_ellipse, _fractions(region, "radiusX", "radiusY"))
 
 
-def _fill_ellipse(shares: tuple[float, ...], width: int, height: int) -> Patch:
-    x, y, along, across, degrees = shares
+def _fill_ellipse(fractions: tuple[float, ...], width: int, height: int) -> Patch:
+    x, y, along, across, degrees = fractions
     center, radii = (x * width, y * height), (along * width, across * height)
     return fill_ellipse(center, radii, degrees, width, height)
 
 
 def _box(region: Item) -> Area:
-    return partial(_fill_box, _shares(region, "width", "height"))
+    return partial(_fill_box, _fractions(region, "width", "height"))
 
 
-def _fill_box(shares: tuple[float, ...], width: int, height: int) -> Patch:
-    """Fill a box that is turned about its first corner."""
-    x, y, wide, high, degrees = shares
+def _fill_box(fractions: tuple[float, ...], width: int, height: int) -> Patch:
+    """Fill a box that is rotated about its first corner."""
+    x, y, wide, high, degrees = fractions
     left, top = x * width, y * height
     ring = rectangle(left, top, (x + wide) * width, (y + high) * height)
-    return fill_ring(turned(ring, degrees, (left, top)), width, height)
+    return fill_ring(rotate(ring, degrees, (left, top)), width, height)
 
 
-_KINDS: Kinds = {
+_AREAS: AreaMakers = {
     "brush": ("brush strokes", _brush),
     "polygon": ("polygons", _polygon),
     "rectangle": ("boxes", _box),

@@ -1,11 +1,12 @@
-"""LabelMe: one JSON file per image, beside it; and its older XML, with masks of objects.
+"""LabelMe: a JSON file beside each image; and its older XML, with mask files of objects.
 
 Later shapes cover earlier ones. ``__ignore__`` does not count, ``_background_`` is background. An
-image without a file is unlabeled, one whose file has no shapes is empty.
+image without a JSON file is unlabeled; one whose file has no shapes is empty.
 
-In the XML, an ``<object>`` has a name, whether it was deleted, and a ``<polygon>`` of points or a
-``<segm>`` with the name of a mask, which lies in a folder ``Masks`` and has the size of the image.
-Images lie in ``Images`` or beside the files. CVAT writes it, too ("LabelMe 3.0").
+In the XML, an ``<object>`` has a name, a mark if it was deleted, and a ``<polygon>`` of points or a
+``<segm>`` with the name of a mask file, which is in a folder ``Masks`` and has the size of the
+image. Images are in ``Images`` or beside the XML files. CVAT writes this format, too ("LabelMe
+3.0").
 """
 
 import base64
@@ -17,11 +18,11 @@ from xml.etree.ElementTree import Element
 import numpy as np
 
 from nacre.errors import NacreError
-from nacre.importers.documents import load_json, load_lines
+from nacre.importers.documents import load_json, load_lines, stream_xml
 from nacre.importers.files import File, Finder, split_of
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.rasterize import Points, fill_ellipse
-from nacre.importers.reading import Image, Kinds, Reading, as_dict, as_list, as_text, size_of
+from nacre.importers.reading import AreaMakers, Image, Reading, as_dict, as_list, as_text, size_of
 from nacre.importers.shapes import (
     Area,
     box_of,
@@ -39,7 +40,7 @@ _UNREADABLE = "its annotation cannot be read"
 
 def read(reading: Reading, files: list[File]) -> None:
     """Read LabelMe's JSON files."""
-    # Its list of labels has the order of the classes.
+    # A list of labels gives the order of the classes.
     lists = reading.export.named(*_ORDER_FILES)
     reading.is_sorted = not lists
     for line in load_lines(lists[0]) if lists else ():
@@ -53,8 +54,8 @@ def read(reading: Reading, files: list[File]) -> None:
         image = _add(reading, file, content)
         for item in map(as_dict, as_list(content.get("shapes"))):
             with image.noting():
-                kind = as_text(item.get("shape_type"), "polygon")
-                reading.draw_kind(image, _KINDS, kind, item, item.get("label"))
+                word = as_text(item.get("shape_type"), "polygon")
+                reading.draw_as(image, _AREAS, word, item, item.get("label"))
     _add_unlabeled(reading)
 
 
@@ -70,16 +71,16 @@ def _add(reading: Reading, file: File, content: dict[str, Any]) -> Image:
     if image.file is None and image.problem is None:
         # The image may have been renamed together with its annotation.
         image.find(reading.export.finder, own, file.folder)
-    inside = content.get("imageData")
-    if image.file is None and isinstance(inside, str):
-        # The first bytes of a PNG; else it is a JPEG.
-        suffix = ".png" if inside.startswith("iVBORw0K") else ".jpg"
-        image.file = File(f"{own}{suffix}", len(inside), partial(_open_inside, file))
+    data = content.get("imageData")
+    if image.file is None and isinstance(data, str):
+        # The first bytes of a PNG; other images are JPEG.
+        suffix = ".png" if data.startswith("iVBORw0K") else ".jpg"
+        image.file = File(f"{own}{suffix}", len(data), partial(_open_embedded, file))
     return image
 
 
-def _open_inside(file: File) -> io.BytesIO:
-    """Open the image that LabelMe keeps in an annotation."""
+def _open_embedded(file: File) -> io.BytesIO:
+    """Open the image inside an annotation."""
     return io.BytesIO(base64.b64decode(str(as_dict(load_json(file)).get("imageData"))))
 
 
@@ -110,11 +111,11 @@ def _mask(item: dict[str, Any]) -> Area:
     return partial(fill_bitmap, decode_base64(item.get("mask")), left, top)
 
 
-_KINDS: Kinds = {
+_AREAS: AreaMakers = {
     "polygon": ("polygons", _polygon),
     "rectangle": ("boxes", _rectangle),
-    "oriented_rectangle": ("turned boxes", _polygon),
-    "rotation": ("turned boxes", _polygon),
+    "oriented_rectangle": ("rotated boxes", _polygon),
+    "rotation": ("rotated boxes", _polygon),
     "circle": ("circles", _circle),
     "mask": ("masks", _mask),
 }
@@ -125,21 +126,22 @@ def _add_damaged(reading: Reading, file: File, error: NacreError) -> None:
 
 
 def _add_unlabeled(reading: Reading) -> None:
-    """Add the images beside the annotated ones that have no annotation."""
+    """Add the images without an annotation in the folders of the annotated ones."""
     folders = {image.file.folder for image in reading.images if image.file}
-    reading.add_unlabeled(one for one in reading.export.images if one.folder in folders)
+    reading.add_unlabeled(file for file in reading.export.images if file.folder in folders)
 
 
 def read_xml(reading: Reading, files: list[File]) -> None:
     """Read LabelMe's XML files."""
     reading.is_sorted = True
     all_images = reading.export.images
-    masks = Finder(one for one in all_images if one.is_below("masks", "scribbles"))
-    images = Finder(one for one in all_images if not one.is_below("masks", "scribbles"))
+    masks = Finder(file for file in all_images if file.is_below("masks", "scribbles"))
+    images = Finder(file for file in all_images if not file.is_below("masks", "scribbles"))
     for file in reading.each(files):
         root = Element("annotation")
         try:
-            root.extend(element for _, element in reading.stream_xml(file))
+            # Not a generator: `extend` would hide its errors.
+            root.extend([element for _, element in stream_xml(file.chunks(), file.path)])
         except NacreError as error:
             _add_damaged(reading, file, error)
             continue
@@ -159,13 +161,13 @@ def read_xml(reading: Reading, files: list[File]) -> None:
 
 
 def _draw_object(reading: Reading, image: Image, item: Element, file: File, masks: Finder) -> None:
-    label, mask = (item.findtext(tag, "").strip() for tag in ("name", "segm/mask"))
-    if not mask:
+    label, name = (item.findtext(tag, "").strip() for tag in ("name", "segm/mask"))
+    if not name:
         points = item.iterfind("polygon/pt")
         numbers = numbers_of(*(point.findtext(axis) for point in points for axis in "xy"))
         reading.draw(image, label, ring_of(points_of(numbers)), "polygons")
         return
-    found = masks.find(mask, file.folder)
-    if found is None:
-        raise Unusable("the mask of an object is missing", brief(mask))
-    reading.draw(image, label, partial(fill_whole_bitmap, found.read()), "masks")
+    mask = masks.find(name, file.folder)
+    if mask is None:
+        raise Unusable("the mask of an object is missing", brief(name))
+    reading.draw(image, label, partial(fill_whole_bitmap, mask.read()), "masks")

@@ -1,12 +1,13 @@
-"""Folders of images and masks: Pascal VOC's layout, CamVid's, and what people and tools make.
+"""Folders of images and masks: Pascal VOC's layout, CamVid's, and those of people and tools.
 
-Masks lie in a folder such as ``SegmentationClass``, ``masks``, ``labels`` or ``trainannot``, or
-beside their images as ``a_mask.png``. What they mean is in a table: of colors (``labelmap.txt``,
-``class_dict.csv``, ``label_colors.txt``, ``classes.json``, ``obj_class_to_machine_color.json``,
-``dataset_meta.json``), of values (``_classes.csv``), or of names in the order of the values
-(``class_names.txt``, ``labels.txt``). Colors may also be named by the user. Where nothing says what
-values mean, classes are called by them. Black is the background unless a class has it; 255 does not
-count. An image that a list in ``ImageSets/Segmentation`` names and that has no mask is empty.
+Masks are in a folder such as ``SegmentationClass``, ``masks``, ``labels`` or ``trainannot``, or
+beside their images as ``a_mask.png``. A table gives them a meaning: a table of colors
+(``labelmap.txt``, ``class_dict.csv``, ``label_colors.txt``, ``classes.json``,
+``obj_class_to_machine_color.json``, ``dataset_meta.json``), of values (``_classes.csv``), or of
+names in the order of the values (``class_names.txt``, ``labels.txt``). The user may also name the
+colors. Without a table, a class is called by its value. Black is the background unless it is the
+color of a class; 255 does not count. An image without a mask is empty if a list in
+``ImageSets/Segmentation`` names it.
 """
 
 import csv
@@ -16,9 +17,10 @@ from typing import Any
 
 from nacre.errors import NacreError
 from nacre.importers.documents import load_json, load_lines, load_text
-from nacre.importers.files import Export, File, Finder, clean_parts, is_inside, outermost, split_of
+from nacre.importers.files import Export, File, Finder, clean_parts, outermost, split_of
 from nacre.importers.masks import (
-    Kind,
+    IN_COLOR,
+    Coding,
     MaskFile,
     Values,
     color_value,
@@ -29,7 +31,7 @@ from nacre.importers.masks import (
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import BACKGROUND, IGNORED, Color, Reading, as_dict, as_list, color_of
 
-Meaning = tuple[dict[int, str], Kind]
+Meaning = tuple[dict[int, str], Coding]
 """Class by value, and whether the values are labels or colors."""
 
 _MASK_WORDS = (
@@ -38,56 +40,56 @@ _MASK_WORDS = (
     *("annot", "labeledapprovedfull", "labeledapproved", "groundtruth", "gt", "segmentation"),
     *("segmentations", "labelimages", "semantic"),
 )
-"""What folders of masks are called, without blanks and the like; the first that is there counts."""
+"""Names of mask folders without spaces and the like; the first that exists is used."""
 
 _NOT_IMAGES = re.compile("^(segmentation(class|object)|masks(human|instances|machine)|vis|overlay)")
 _IMAGE_WORDS = ("images", "image", "imgs", "img", "image2", "jpegimages", "rgb")
 _SPLIT = "(train(?:ing)?|val(?:id(?:ation)?)?|test(?:ing)?|dev|)"
 _SUFFIX = re.compile(r"_(mask|masks|label|labels|gt|seg|l|annotation|segmentation)$")
 _NUMBERS = r"(?P<r>\d{1,9})[\s,]+(?P<g>\d{1,9})[\s,]+(?P<b>\d{1,9})"
-_FORMS = (
+_COLOR_LINES = (
     re.compile(rf"(?P<name>.*\S.*?):\s*{_NUMBERS}\s*(:.*)?"),
     re.compile(rf"{_NUMBERS}[\s,]+(?P<name>\S.*)"),
     re.compile(rf"(?P<name>\S.*?)[\s,]+{_NUMBERS}"),
 )
 _WHITE = 255
-_MOST_LOOKED_AT = 200
-_MOST_COLORS = 10
-_LONGEST_LINE = 500
+_MAX_SAMPLES = 200
+_MAX_COLORS = 10
+_MAX_LINE_LENGTH = 500
 
 
 def find(export: Export) -> list[File]:
     """Return the tables of a folder of masks, or the masks if there is no table.
 
-    Images and labels in nacre's own folders need no import.
+    nacre's own folders need no import.
     """
     masks = _masks(export)
     if not masks or export.named("classes.yaml"):
         return []
-    return _tables(export) or ([] if is_nacres(export) and not _in_color(masks) else masks)
+    return _tables(export) or ([] if is_nacres(export) and not _are_in_color(masks) else masks)
 
 
 def is_nacres(export: Export) -> bool:
-    """Return whether an export has the folders that nacre's own have."""
-    return all(any(one.is_below(name) for one in export.images) for name in ("images", "masks"))
+    """Return True if an export has the folders of a nacre data folder."""
+    return all(any(file.is_below(name) for file in export.images) for name in ("images", "masks"))
 
 
 def are_black_and_white(export: Export) -> bool:
-    """Return whether masks hold 0 and 255 and nothing else."""
-    return set(count_values(_each(_masks(export)[:_MOST_LOOKED_AT], "values"))) == {0, _WHITE}
+    """Return True if the masks have the values 0 and 255 and no other."""
+    return set(count_values(_each(_masks(export)[:_MAX_SAMPLES], "values"))) == {0, _WHITE}
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    """Read folders of masks, each by its table; there may be one for each of several tasks."""
+    """Read folders of masks, each with its table; several tasks may have one each."""
     tables = files if files[0].name.casefold() in _TABLES else [None]
     for table in tables:
-        # The one table of an export may lie anywhere.
+        # A single table may be anywhere.
         _read_one(reading, table, table.folder if table and len(tables) > 1 else "")
 
 
 def _read_one(reading: Reading, table: File | None, root: str) -> None:
     export = reading.export
-    masks = {file: None for file in _masks(export) if is_inside(file, root)}
+    masks = {file: None for file in _masks(export) if file.is_inside(root)}
     files = [
         file
         for file in export.images
@@ -95,9 +97,9 @@ def _read_one(reading: Reading, table: File | None, root: str) -> None:
     ]
     meaning = _meaning(reading, table, list(masks))
     reading.has_background = BACKGROUND in meaning[0].values()
-    taken = _read_lists(reading, root, list(masks), files, meaning)
-    _pair(reading, [mask for mask in masks if mask not in taken], files, meaning)
-    reading.add_unlabeled(file for file in files if is_inside(file, root))
+    used = _read_lists(reading, root, list(masks), files, meaning)
+    _pair(reading, [mask for mask in masks if mask not in used], files, meaning)
+    reading.add_unlabeled(file for file in files if file.is_inside(root))
 
 
 def _read_lists(
@@ -107,52 +109,52 @@ def _read_lists(
     lists: dict[str, str | None] = {}
     for file in reading.export.with_suffix(".txt"):
         parts = [part.casefold() for part in clean_parts(file.folder)]
-        if parts[-2:] == ["imagesets", "segmentation"] and is_inside(file, root):
+        if parts[-2:] == ["imagesets", "segmentation"] and file.is_inside(root):
             for line in load_lines(file):
                 lists.setdefault("/".join(clean_parts(line)), split_of(file.stem))
     exact = {_name_of(mask).casefold(): mask for mask in masks}
     named = {exact[name.casefold()] for name in lists if name.casefold() in exact}
-    # A mask may lie in a folder that the list does not name.
+    # A mask may be in a folder that the list does not name.
     others, finder = Finder(mask for mask in masks if mask not in named), Finder(files)
-    taken = set()
+    used = set()
     for name, split in lists.items():
         image = reading.add_image(name, near=root, split=split, finder=finder, is_labeled=False)
         with image.noting():
             mask = exact.get(name.casefold()) or others.find(name)
             if mask is not None:
                 image.mask, image.is_labeled = MaskFile(mask, *meaning), True
-                taken.add(mask)
-    return taken
+                used.add(mask)
+    return used
 
 
 def _pair(reading: Reading, masks: list[File], files: list[File], meaning: Meaning) -> None:
-    """Add an image for each mask: the one in the same place, else the one of the same name."""
+    """Add an image for each mask: the one in the same place, else the one with its name."""
     by_key = {_key(file): file for file in files}
     finder = Finder(files)
-    for mask in masks:
-        key = _key(mask)
+    for file in masks:
+        key = _key(file)
         plain = _SUFFIX.sub("", key)
-        found = by_key.get(key) or by_key.get(plain)
-        made, split = MaskFile(mask, *meaning), _split(mask)
-        if found is not None:
-            reading.add_file(found, split, mask=made, is_labeled=True)
+        image = by_key.get(key) or by_key.get(plain)
+        mask, split = MaskFile(file, *meaning), split_of(key.rpartition("/")[0])
+        if image is not None:
+            reading.add_file(image, split, mask=mask, is_labeled=True)
         else:
-            reading.add_image(plain, near=mask.folder, split=split, finder=finder, mask=made)
+            reading.add_image(plain, near=file.folder, split=split, finder=finder, mask=mask)
 
 
 def _masks(export: Export) -> list[File]:
-    """Return the masks: those of one kind of folder, else those beside their images."""
+    """Return the masks: those of one type of folder, else those beside their images."""
     own = [file for file in export.images if not file.is_extra]
+    words = {file: _mask_word(file) for file in own if file.suffix != ".jpg"}
     for word in _MASK_WORDS:
-        found = [file for file in own if _word(file) == word and file.suffix != ".jpg"]
-        if found:
-            return found
-    plain = {(file.folder, file.stem.casefold()) for file in own}
+        if word in words.values():
+            return [file for file in words if words[file] == word]
+    images = {(file.folder, file.stem.casefold()) for file in own}
     return [
         file
         for file in own
         if _SUFFIX.search(stem := file.stem.casefold())
-        and (file.folder, _SUFFIX.sub("", stem)) in plain
+        and (file.folder, _SUFFIX.sub("", stem)) in images
     ]
 
 
@@ -161,7 +163,7 @@ def _plain(part: str) -> str:
 
 
 def _split_word(part: str) -> tuple[str, str]:
-    """Return what a folder of masks is called, and what else is in its name: ``train_labels``."""
+    """Return the word for masks in the name of a folder, and the rest: ``train_labels``."""
     plain = _plain(part)
     if plain.endswith("annot"):
         return "annot", plain.removesuffix("annot")
@@ -172,19 +174,19 @@ def _split_word(part: str) -> tuple[str, str]:
     return "", part
 
 
-def _word(file: File) -> str:
-    """Return what the innermost folder of masks around a file is called; nothing if none is."""
+def _mask_word(file: File) -> str:
+    """Return the word for masks in the innermost folder that has one, or nothing."""
     words = (_split_word(part)[0] for part in reversed(clean_parts(file.folder)))
     return next(filter(None, words), "")
 
 
 def _is_derived(file: File) -> bool:
-    """Return whether a file was made of a mask, such as a visualization, and is no image."""
+    """Return True if a file was made from a mask, such as a visualization."""
     return any(_NOT_IMAGES.match(_plain(part)) for part in clean_parts(file.folder))
 
 
 def _key(file: File) -> str:
-    """Return what an image and its mask have in common: the path without such folders."""
+    """Return the path that an image and its mask share: without their folders."""
     folders = []
     for part in clean_parts(file.folder.casefold()):
         rest = "" if _plain(part) in _IMAGE_WORDS else _split_word(part)[1]
@@ -192,40 +194,36 @@ def _key(file: File) -> str:
     return "/".join([*folders, file.stem.casefold()])
 
 
-def _split(file: File) -> str | None:
-    return split_of(_key(file).rpartition("/")[0])
-
-
 def _name_of(mask: File) -> str:
-    """Return a mask's path below its folder without the extension."""
+    """Return a mask's path below its folder, without the extension."""
     parts = clean_parts(mask.path)
     places = [place for place, part in enumerate(parts[:-1]) if _split_word(part)[0]]
     return "/".join(parts[max(places, default=-1) + 1 :]).rpartition(".")[0]
 
 
 def _tables(export: Export) -> list[File]:
-    """Return the tables that say what masks mean, of the first kind that is there."""
-    found = (outermost(export.named(name)) for name in _TABLES)
-    return next(filter(None, found), [])
+    """Return the tables of the first type that exists."""
+    tables = (outermost(export.named(name)) for name in _TABLES)
+    return next(filter(None, tables), [])
 
 
-def _each(masks: Iterable[File], kind: Kind) -> Iterator[Values]:
-    """Yield the values of masks; one that cannot be read is found out later."""
+def _each(masks: Iterable[File], coding: Coding) -> Iterator[Values]:
+    """Yield the values of masks; unreadable ones are reported when they are painted."""
     for mask in masks:
         try:
-            yield read_values(mask, kind)
+            yield read_values(mask, coding)
         except (Unusable, NacreError):
             continue
 
 
-def _in_color(masks: list[File]) -> bool:
-    """Return whether the first mask that can be read is in color."""
-    for mask in masks[:_MOST_LOOKED_AT]:
+def _are_in_color(masks: list[File]) -> bool:
+    """Return True if the first readable mask is in color."""
+    for mask in masks[:_MAX_SAMPLES]:
         try:
             read_values(mask, "values")
             return False
         except Unusable as problem:
-            if "colors" in problem.reason:
+            if problem.reason == IN_COLOR:
                 return True
         except NacreError:
             continue
@@ -233,23 +231,25 @@ def _in_color(masks: list[File]) -> bool:
 
 
 def _meaning(reading: Reading, table: File | None, masks: list[File]) -> Meaning:
+    """Return the meaning of masks, as the user, a table or the masks themselves give it."""
     if reading.named_colors:
         try:
             rows = [
-                (reading.class_of(name, one), one) for one, name in reading.named_colors.items()
+                (reading.class_of(name, color), color)
+                for color, name in reading.named_colors.items()
             ]
         except Unusable as problem:
             raise NacreError(f"--colors: {problem.detail}") from None
         return {0: BACKGROUND} | {color_value(color): name for name, color in rows}, "colors"
     if table is not None:
         return _TABLES[table.name.casefold()](reading, table, masks)
-    if _in_color(masks):
+    if _are_in_color(masks):
         raise _ask_for_colors(masks)
     values = count_values(_each(reading.each(masks), "values"))
-    reading.notes.append("nothing names the classes: they are called by their values; --rename")
+    reading.notes.append("the classes have no names: they are called by value; use --rename")
     classes = {0: BACKGROUND}
     if set(values) != {0, _WHITE}:
-        # Of masks with black and white only, white is the thing and not what does not count.
+        # In masks of only black and white, white is a class.
         classes[_WHITE] = IGNORED
     for value in sorted(values):
         if value not in classes:
@@ -258,22 +258,21 @@ def _meaning(reading: Reading, table: File | None, masks: list[File]) -> Meaning
 
 
 def _ask_for_colors(masks: list[File]) -> NacreError:
-    found = count_values(_each(masks[:_MOST_LOOKED_AT], "colors"))
-    shares = [
-        f"{shown_color(color)} ({count / found.total():.1%})"
-        for color, count in found.most_common(_MOST_COLORS)
+    counts = count_values(_each(masks[:_MAX_SAMPLES], "colors"))
+    fractions = [
+        f"{shown_color(color)} ({count / counts.total():.1%})"
+        for color, count in counts.most_common(_MAX_COLORS)
     ]
-    more = f" and {len(found) - _MOST_COLORS:,} more" if len(found) > _MOST_COLORS else ""
-    first = next((color for color, _ in found.most_common() if color), 0)
+    more = f" and {len(counts) - _MAX_COLORS:,} more" if len(counts) > _MAX_COLORS else ""
+    first = next((color for color, _ in counts.most_common() if color), 0)
     return NacreError(
-        "the masks are in color, and nothing says what the colors mean: "
-        f"{', '.join(shares)}{more}; "
-        f'name them, such as --colors "{shown_color(first)}=crack"'
+        f"the masks are in color, but no file names the colors: {', '.join(fractions)}{more}; "
+        f'name them with an option such as --colors "{shown_color(first)}=crack"'
     )
 
 
 def _by_color(reading: Reading, file: File, rows: Iterable[tuple[Any, Color]]) -> Meaning:
-    """Return the class by color; black is background unless a class has it."""
+    """Return the class by color; black is the background unless it is the color of a class."""
     classes: dict[int, str] = {}
     for spelled, color in rows:
         name = reading.list_class(spelled, file, color)
@@ -299,9 +298,9 @@ def _color_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
         plain = line.strip()
         if not plain or plain.startswith("#") or (number == 1 and not re.search(r"\d", plain)):
             continue
-        # The patterns take long for a line that nobody would write.
-        forms = _FORMS if len(plain) < _LONGEST_LINE else ()
-        form = next((found for one in forms if (found := one.fullmatch(plain))), None)
+        # The patterns take long for extreme lines.
+        forms = _COLOR_LINES if len(plain) < _MAX_LINE_LENGTH else ()
+        form = next((match for pattern in forms if (match := pattern.fullmatch(plain))), None)
         color = color_of([int(form[band]) for band in "rgb"]) if form else None
         if form is None or color is None:
             raise NacreError(
@@ -313,15 +312,13 @@ def _color_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
 
 
 def _color_json(reading: Reading, file: File, masks: list[File]) -> Meaning:
-    """Read a table of name: color, or a list of classes with both."""
+    """Read a table of names and colors, or a list of classes with both."""
     content = load_json(file)
     content = as_dict(content).get("classes", content)
-    pairs = [
-        (as_dict(one).get("name") or as_dict(one).get("title"), as_dict(one).get("color"))
-        for one in as_list(content)
-    ] or list(as_dict(content).items())
+    items = map(as_dict, as_list(content))
+    pairs = [(item.get("name") or item.get("title"), item.get("color")) for item in items]
     rows = []
-    for name, value in pairs:
+    for name, value in pairs or as_dict(content).items():
         color = color_of(value)
         if color is None:
             raise NacreError(f"{brief(file.path)}: the color of {brief(name)} is {brief(value)}")
@@ -335,7 +332,7 @@ def _dataset_meta(reading: Reading, file: File, masks: list[File]) -> Meaning:
     names = as_dict(content.get("label_map"))
     if not names or not all(re.fullmatch(r"\d{1,5}", key) for key in names):
         raise NacreError(f"{brief(file.path)} has no `label_map` of numbers and names")
-    if not _in_color(masks):
+    if not _are_in_color(masks):
         return _by_value(reading, file, {int(key): name for key, name in names.items()}), "values"
     colors = dict(enumerate(map(color_of, as_list(content.get("segmentation_colors")))))
     rows = [(name, color) for key, name in names.items() if (color := colors.get(int(key)))]
@@ -353,18 +350,18 @@ def _value_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
                 raise NacreError(f"{where}: {brief(row)} is not a value and a class")
             names[int(row[0])] = ",".join(row[1:]).strip()
     except csv.Error as error:
-        raise NacreError(f"{brief(file.path)} is not CSV that can be read: {error}") from error
+        raise NacreError(f"{brief(file.path)} is not valid CSV: {error}") from error
     return {0: BACKGROUND} | _by_value(reading, file, names), "values"
 
 
 def _name_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
-    """Read names in the order of the values; without a line for the background 1 is the first."""
+    """Read names in the order of the values; without a background line, they begin at 1."""
     names = list(_by_value(reading, file, dict(enumerate(load_lines(file)))).values())
     names = names[1:] if names[0] == IGNORED else names
     names = names if names[:1] == [BACKGROUND] else [BACKGROUND, *names]
     classes = dict(enumerate(names))
     if len(names) == 2 and set(count_values(_each(masks, "values"))) == {0, _WHITE}:
-        # Masks in black and white: white is the one class, not what does not count.
+        # In masks of only black and white, white is the class.
         classes[_WHITE] = names[1]
     return {_WHITE: IGNORED} | classes, "values"
 
@@ -380,4 +377,4 @@ _TABLES: dict[str, Callable[[Reading, File, list[File]], Meaning]] = {
     "class_names.txt": _name_lines,
     "labels.txt": _name_lines,
 }
-"""How the tables are read, the most telling first."""
+"""Readers of the tables, the most specific first."""

@@ -1,16 +1,24 @@
 """Supervisely: ``meta.json`` has the classes, ``<dataset>/ann/<image>.json`` the objects.
 
-The images lie in ``<dataset>/img``. Polygons have true holes; a bitmap is a small PNG, compressed
-and in base64, at an origin. Later objects cover earlier ones.
+Images are in ``<dataset>/img``. Polygons have true holes. A bitmap is a small PNG, compressed, in
+base64 and at an origin. Later objects cover earlier ones.
 """
 
 from functools import partial
 from typing import Any
 
 from nacre.importers.documents import load_json
-from nacre.importers.files import File, Finder, is_inside, split_of
+from nacre.importers.files import File, Finder, split_of
 from nacre.importers.problems import brief
-from nacre.importers.reading import Kinds, Reading, as_dict, as_list, as_text, color_of, size_of
+from nacre.importers.reading import (
+    AreaMakers,
+    Reading,
+    as_dict,
+    as_list,
+    as_text,
+    color_of,
+    size_of,
+)
 from nacre.importers.shapes import (
     Area,
     box_of,
@@ -25,27 +33,27 @@ from nacre.importers.shapes import (
 def read(reading: Reading, files: list[File]) -> None:
     """Read projects, each by its ``meta.json``."""
     for meta in files:
-        # The one project of an export may have its meta.json anywhere.
+        # The meta.json of a single project may be anywhere.
         _read_project(reading, meta, meta.folder if len(files) > 1 else "")
-    reading.add_unlabeled(one for one in reading.export.images if is_in(one, "img"))
+    reading.add_unlabeled(file for file in reading.export.images if is_in(file, "img"))
 
 
 def is_in(file: File, folder: str) -> bool:
-    """Return whether a file lies directly in a folder of a name."""
+    """Return True if a file is directly in a folder with this name."""
     return file.folder.rpartition("/")[2].casefold() == folder
 
 
 def _read_project(reading: Reading, meta: File, root: str) -> None:
-    for one in map(as_dict, as_list(as_dict(load_json(meta)).get("classes"))):
-        reading.list_class(one.get("title"), meta, color_of(one.get("color")))
+    for item in map(as_dict, as_list(as_dict(load_json(meta)).get("classes"))):
+        reading.list_class(item.get("title"), meta, color_of(item.get("color")))
     finder = Finder(
         file
         for file in reading.export.images
-        if file.is_extra or (is_in(file, "img") and is_inside(file, root))
+        if file.is_extra or (is_in(file, "img") and file.is_inside(root))
     )
-    annotations = reading.export.with_suffix(".json")
-    inside = [one for one in annotations if is_in(one, "ann") and is_inside(one, root)]
-    for file in reading.each(inside):
+    files = reading.export.with_suffix(".json")
+    annotations = [file for file in files if is_in(file, "ann") and file.is_inside(root)]
+    for file in reading.each(annotations):
         # ann/a.jpg.json belongs to img/a.jpg; older projects have ann/a.json.
         near = file.folder.rpartition("/")[0] + "/img"
         name = f"{near}/{file.stem}".removeprefix("/")
@@ -55,8 +63,8 @@ def _read_project(reading: Reading, meta: File, root: str) -> None:
             size = as_dict(content.get("size"))
             image.size = size_of(size.get("width"), size.get("height"))
             for item in map(as_dict, as_list(content.get("objects"))):
-                kind = as_text(item.get("geometryType"), "polygon")
-                reading.draw_kind(image, _KINDS, kind, item, item.get("classTitle"))
+                word = as_text(item.get("geometryType"), "polygon")
+                reading.draw_as(image, _AREAS, word, item, item.get("classTitle"))
 
 
 def _polygon(item: dict[str, Any]) -> Area | None:
@@ -75,12 +83,12 @@ def _bitmap(item: dict[str, Any]) -> Area:
     origin = points_of(as_list(content.get("origin")))
     if len(origin) != 1:
         raise ValueError(f"its bitmap has the origin {brief(content.get('origin'))}")
-    # Not every version compresses the PNG once more.
+    # Some versions do not compress the PNG again.
     data = data if data.startswith(b"\x89PNG") else inflate(data)
     return partial(fill_bitmap, data, int(origin[0, 0]), int(origin[0, 1]))
 
 
-_KINDS: Kinds = {
+_AREAS: AreaMakers = {
     "polygon": ("polygons", _polygon),
     "bitmap": ("bitmaps", _bitmap),
     "rectangle": ("boxes", _rectangle),

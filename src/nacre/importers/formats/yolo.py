@@ -1,10 +1,10 @@
-"""YOLO polygons, as Ultralytics lays them out.
+"""YOLO polygons in the layout of Ultralytics.
 
-``data.yaml`` names the classes; images lie below a folder ``images``, and the labels of each in a
-text file in the same place below ``labels``. Without ``data.yaml`` the classes are the lines of
-``classes.txt`` or ``obj.names``. A line of a text file is a class and the corners of an outline as
-shares of the width and height; five numbers are a box. Where outlines overlap, the smaller one
-lies on top.
+``data.yaml`` names the classes. Images are below a folder ``images``; the labels of each image are
+in a text file in the same place below ``labels``. Without ``data.yaml``, the lines of
+``classes.txt`` or ``obj.names`` are the classes. A line of labels has a class and the corners of an
+outline as fractions of width and height; a line of five numbers is a box. Where outlines overlap,
+the smaller one is on top.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,6 @@ from nacre.importers.files import (
     File,
     Finder,
     clean_parts,
-    is_inside,
     outermost,
     split_of,
 )
@@ -34,7 +33,7 @@ _TOLERANCE = 0.01
 
 
 def find(export: Export) -> list[File]:
-    """Return the file that names the classes, if there are labels in text files."""
+    """Return the files that name the classes, if there are labels in text files."""
     texts = export.with_suffix(".txt")
     has_labels = any(file.is_below("labels") for file in texts)
     keys = ("names",) if has_labels else (*_SPLIT_KEYS, "nc", "path")
@@ -47,20 +46,20 @@ def find(export: Export) -> list[File]:
 
 
 def _describes(export: Export, file: File, keys: Sequence[str]) -> bool:
-    """Return whether a YAML file describes such a data set: by names and one of the keys."""
+    """Return True if a YAML file describes such a data set: it has names and one of the keys."""
     try:
-        known = as_dict(load_yaml(file))
+        description = as_dict(load_yaml(file))
     except NacreError as error:
         export.damage[file] = error
         return False
-    return "names" in known and any(key in known for key in keys)
+    return "names" in description and any(key in description for key in keys)
 
 
 def read(reading: Reading, files: list[File]) -> None:
-    """Read YOLO's text files; there may be several data sets, each with its own description."""
+    """Read data sets, each with its own description."""
     reading.order = "area"
     for file in files:
-        # The one data set of an export may be described anywhere.
+        # The description of a single data set may be anywhere.
         _read_set(reading, file, file.folder if len(files) > 1 else "")
 
 
@@ -70,16 +69,16 @@ def _read_set(reading: Reading, file: File, root: str) -> None:
     if "kpt_shape" in description:
         raise NacreError(f"{brief(file.path)} describes key points (kpt_shape), not areas")
     classes = _classes(reading, file, description.get("names"))
-    texts = [one for one in reading.export.with_suffix(".txt") if is_inside(one, root)]
-    labels = [one for one in texts if _is_label(one)]
+    texts = [text for text in reading.export.with_suffix(".txt") if text.is_inside(root)]
+    labels = [text for text in texts if _is_label(text)]
     files = [
-        one
-        for one in reading.export.images
-        if not one.is_below("masks", "labels") and (one.is_extra or is_inside(one, root))
+        image
+        for image in reading.export.images
+        if not image.is_below("masks", "labels") and (image.is_extra or image.is_inside(root))
     ]
     pairs = _pair(reading, files, labels, _splits(reading, description, files))
-    # Where a folder has labels, an image without any has nothing on it.
-    folders = {_key(one, "labels").rpartition("/")[0] for one in labels}
+    # In a folder with labels, an image without any is empty.
+    folders = {_key(label, "labels").rpartition("/")[0] for label in labels}
     for image, text in reading.each(pairs):
         image.is_relative = True
         if text is not None:
@@ -91,7 +90,7 @@ def _read_set(reading: Reading, file: File, root: str) -> None:
 
 
 def _classes(reading: Reading, file: File, names: Any) -> dict[int, str]:
-    """Return the class by the number in the labels."""
+    """Return the class by its number in the labels."""
     names = dict(enumerate(names)) if isinstance(names, list) else names
     if not isinstance(names, dict) or not names:
         raise NacreError(f"{brief(file.path)} names no class")
@@ -99,7 +98,7 @@ def _classes(reading: Reading, file: File, names: Any) -> dict[int, str]:
         numbered = sorted((int(key), name) for key, name in names.items())
     except (TypeError, ValueError) as error:
         raise NacreError(
-            f"{brief(file.path)}: `names` must be class names by their numbers: {brief(names)}"
+            f"{brief(file.path)}: `names` must be class names by number, not {brief(names)}"
         ) from error
     return {key: reading.list_class(name, file) for key, name in numbered}
 
@@ -110,7 +109,7 @@ def _pair(
     labels: list[File],
     split: Callable[[File], str | None],
 ) -> list[tuple[Image, File | None]]:
-    """Add all images; return each with the file of its labels, if it has one."""
+    """Add all images; return each with its file of labels, if it has one."""
     by_key = {_key(file, "labels"): file for file in labels}
     pairs: list[tuple[Image, File | None]] = []
     bare = []
@@ -121,21 +120,21 @@ def _pair(
         else:
             image = reading.add_file(file, split(file), is_labeled=True, is_listed=True)
             pairs.append((image, label))
-    # Labels may lie elsewhere than those of their image should.
+    # Other labels may be in another folder than that of their image.
     finder = Finder(bare)
     for label in by_key.values():
         name = _key(label, "labels", fold=False)
         image = reading.add_image(name, near=label.folder, split=split(label), finder=finder)
         pairs.append((image, label))
-    taken = {image.file for image, _ in pairs}
-    left = [file for file in bare if file not in taken and not file.is_extra]
-    return pairs + [(reading.add_file(file, split(file)), None) for file in left]
+    used = {image.file for image, _ in pairs}
+    rest = [file for file in bare if file not in used and not file.is_extra]
+    return pairs + [(reading.add_file(file, split(file)), None) for file in rest]
 
 
 def _splits(
     reading: Reading, description: Mapping[str, Any], files: list[File]
 ) -> Callable[[File], str | None]:
-    """Return what tells the split of a file: lists or folders that are named, else its folders."""
+    """Return a function from a file to its split: by the description, else by its folders."""
     folders: dict[str, str] = {}
     listed: dict[File, str] = {}
     finder = Finder(files)
@@ -146,9 +145,9 @@ def _splits(
             if parts and parts[-1].endswith(".txt"):
                 for file in reading.export.named(parts[-1].casefold())[:1]:
                     for line in load_lines(file):
-                        with suppress(Unusable):  # several files may be meant: it says nothing
-                            found = finder.find(line)
-                            listed |= {found: SPLITS[key]} if found else {}
+                        with suppress(Unusable):  # several files fit: the line names none
+                            if image := finder.find(line):
+                                listed[image] = SPLITS[key]
             elif parts:
                 folders["/".join(parts).casefold()] = SPLITS[key]
 
@@ -168,24 +167,23 @@ def _read_line(
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise ValueError(f"{where} holds something else than numbers") from None
+        raise ValueError(f"{where} has something other than numbers") from None
     if not numbers:
         return
     if numbers[0] not in classes:
-        detail = f"{where}: class {brief(words[0])}"
-        raise Unusable("a label has a class that is not listed", detail)
+        raise Unusable("a label has an unlisted class", f"{where}: class {brief(words[0])}")
     if len(numbers) == 5:
         reading.skip(image, NO_OUTLINE)
         return
     points = points_of(numbers[1:])
     area = ring_of(points, is_relative=True)
     if area is not None and (points.min() < -_TOLERANCE or points.max() > 1 + _TOLERANCE):
-        raise Unusable("its corners are not shares of the width and height, from 0 to 1", where)
+        raise Unusable("its corners are not fractions of width and height, from 0 to 1", where)
     reading.draw(image, classes[int(numbers[0])], area, "polygons")
 
 
 def _key(file: File, folder: str, fold: bool = True) -> str:
-    """Return what an image and its labels have in common: the path with one folder replaced."""
+    """Return the path that an image and its labels share: with one folder replaced."""
     parts = list(clean_parts(file.path))
     for i in range(len(parts) - 2, -1, -1):
         if parts[i].casefold() == folder:
@@ -197,7 +195,7 @@ def _key(file: File, folder: str, fold: bool = True) -> str:
 
 
 def _is_label(file: File) -> bool:
-    """Return whether a text file holds labels and not a list of something."""
+    """Return True if a text file has labels and is not a list of something."""
     name = file.name.casefold()
     if file.is_below("labels"):
         return name != "classes.txt"
