@@ -243,7 +243,7 @@ def test_what_cannot_be_fused_is_refused_before_the_first_update(
     monkeypatch.setattr(Adapter, "grow", grow_too_much)
     monkeypatch.setattr("nacre.training.loop.update", lambda *_, **__: pytest.fail("an update"))
     config = {"images": {"crop_size": SIDE}, "method": {"fusion": 0.5}}
-    with pytest.raises(NacreError, match=r"one\.weight was 8 x 8 x 3 x 3 and is 9 x 9 x 3 x 3 now"):
+    with pytest.raises(NacreError, match=r"one\.weight was 8 x 8 x 3 x 3 and is now 9 x 9 x 3 x 3"):
         nacre.learn("cracks", start=Up(), old=["a", "b"], out="up", method="mib", config=config)
 
 

@@ -14,9 +14,9 @@ from nacre.errors import NacreError
 from nacre.losses.reference import distillation, upsample
 from nacre.losses.softmax import fused_losses
 from nacre.models.adapter import IMAGENET, Adapter
+from nacre.models.external import pixels_of
 from nacre.models.feature_maps import as_map
 from nacre.models.probe import scores_of
-from nacre.models.transformers import pixels_of
 
 IMAGES = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
 

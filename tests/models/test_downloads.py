@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from models.conftest import ask_hub_at
 from models.file_server import COMMIT, CONTENT, Site, answering, sha256
 from nacre.errors import NacreError
-from nacre.models.backbones import Published
 from nacre.models.build import build_network, read_model_config
-from nacre.models.weights import IMAGENET, download, find_weights, hub_file, hub_model
+from nacre.models.config import BACKBONES, BackboneRow
+from nacre.models.weights import download, find_weights, hub_file, hub_model
 
 SHA256 = sha256(CONTENT)
 NOBODY = "http://127.0.0.1:9"
@@ -64,7 +64,7 @@ def test_what_cannot_be_fetched_is_one_sentence_and_leaves_nothing(
     url: str, digest: str, reason: str, site: Site, tmp_path: Path
 ) -> None:
     url, path = url.replace("SITE", site.address), tmp_path / "weights.pth"
-    with pytest.raises(NacreError, match=rf"^could not download .* \({reason}\): .* it at {path}$"):
+    with pytest.raises(NacreError, match=rf"^could not download .* \({reason}\): .* it as {path}$"):
         download(url, path, digest)
     assert list(tmp_path.iterdir()) == []
 
@@ -73,7 +73,7 @@ def test_what_cannot_be_fetched_is_one_sentence_and_leaves_nothing(
 def test_garbage_is_one_sentence(head: bytes, site: Site, tmp_path: Path) -> None:
     with answering(head) as address:
         ask_hub_at(address)
-        with pytest.raises(NacreError, match=r"^could not download http\S+ \(.*\): fetch it by"):
+        with pytest.raises(NacreError, match=r"^could not download http\S+ \(.*\): download it by"):
             download(f"{address}/weights.pth", tmp_path / "weights.pth", SHA256)
         assert list(tmp_path.iterdir()) == []
         with pytest.raises(NacreError, match=r"^could not get .* of o/n, ") as caught:
@@ -89,7 +89,7 @@ def test_imagenet_is_downloaded_once_into_torchs_cache(
 ) -> None:
     name = f"resnet18-{SHA256[:8]}.pth"
     site.files[f"/{name}"] = CONTENT
-    monkeypatch.setitem(IMAGENET, "resnet18", Published(f"{site.address}/{name}"))
+    monkeypatch.setitem(BACKBONES, "resnet18", BackboneRow("", url=f"{site.address}/{name}"))
     path = find_weights("resnet18", "imagenet")
     assert path == Path(torch.hub.get_dir()) / "checkpoints" / name
     assert path.is_relative_to(tmp_path)
@@ -153,10 +153,10 @@ def test_names_that_could_leave_the_cache_are_refused(
     name: str, site: Site, tmp_path: Path
 ) -> None:
     for repository, revision in ((name, "main"), (f"o/{name}", "main"), ("o/n", name)):
-        with pytest.raises(NacreError, match=r"is no (repository|revision)"):
+        with pytest.raises(NacreError, match=r"is not a (repository|revision)"):
             hub_file(repository, "x", revision=revision)
     for address in (f"hf://o/n@{name}", f"hf://o/n/{name}", f"hf://o/{name}@main"):
-        with pytest.raises(NacreError, match=r"is no (repository|revision)"):
+        with pytest.raises(NacreError, match=r"is not a (repository|revision)"):
             hub_model(address)
     assert site.asked == []
     assert files_of(tmp_path) == []

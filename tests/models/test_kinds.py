@@ -217,8 +217,11 @@ def test_a_folder_named_as_a_model_type_is_not_in_its_way(
         (None, "no config.json"),
         ("{}", "model_type"),
         ("[", "JSON"),
-        ('{"model_type": "x"}', "'x', is none of transformers"),
-        ('{"model_type": "segformer", "hidden_act": "a/b"}', "hidden_act: 'a/b' is no word"),
+        ('{"model_type": "x"}', "the model_type of its config.json, 'x'"),
+        (
+            '{"model_type": "segformer", "hidden_act": "a/b"}',
+            "hidden_act: 'a/b' has char",
+        ),
         ('{"model_type": "upernet", "backbone": "a/b"}', "builds on backbone='a/b'"),
     ],
 )

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from nacre.losses.reference import unbiased_cross_entropy, unbiased_distillation, upsample
 from nacre.models.adapter import Adapter
+from nacre.models.external import pixels_of
 from nacre.models.probe import scores_of, scoring_layer
-from nacre.models.transformers import pixels_of
 from nacre.models.widen import Teacher, widen
 
 CLASSES = 4

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from nacre.evaluation.predictor import Predictor
 from nacre.export.graph import ImageToClasses
 from nacre.models.backbone import Backbone
-from nacre.models.backbones import BACKBONES
 from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
+from nacre.models.config import BACKBONES, DeepLabConfig
 from nacre.models.decoders import StageGrid
 from nacre.models.deeplab import DeepLab
 from nacre.models.network import Output

@@ -204,10 +204,10 @@ class Foreign:
     [
         (b"not a weight file", "is damaged or not a weight file"),
         (b"", "is damaged or not a weight file"),
-        (Foreign(), "Foreign and not tensors alone, so it was not opened"),
-        ([torch.ones(1)], "holds list and not tensors by name"),
-        ({"epoch": 3, "weight": torch.ones(1)}, "holds other things than tensors: epoch"),
-        ({"encoder.weight": torch.ones(1)}, r"no known form \(encoder.weight"),
+        (Foreign(), "Foreign beside tensors, so it was not opened"),
+        ([torch.ones(1)], "contains list instead of tensors by name"),
+        ({"epoch": 3, "weight": torch.ones(1)}, "contains values that are not tensors: epoch"),
+        ({"encoder.weight": torch.ones(1)}, r"unknown names \(encoder.weight"),
     ],
     ids=["bytes", "empty", "code", "list", "numbers", "names"],
 )

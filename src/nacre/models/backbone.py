@@ -1,4 +1,4 @@
-"""The base of all backbones, the smallest of them, and those of timm."""
+"""The base class of backbones, the smallest backbone, and timm's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
-from nacre.models.backbones import TIMM
+from nacre.models.config import TIMM
 from nacre.models.norm import ABN, NormFactory
 from nacre.utils.system import import_extra
 
@@ -26,12 +26,13 @@ class Backbone(nn.Module):
     """A module from normalized pixels N,3,H,W to features N,channels,H/stride,W/stride.
 
     Attributes:
-        channels: of the features.
-        stride: input pixels per feature; sizes that it does not divide are rounded up.
-        mean: of the pixels that its weights expect, RGB in 0..1.
-        std: of the pixels that its weights expect, RGB in 0..1.
-        stages: channels and stride of each stage, where `forward_stages` may be decoded.
-        atrous_rates: of the decoder over it, where they are not those of its stride.
+        channels: channels of the features.
+        stride: input pixels per feature; the size of the features is rounded up.
+        mean: RGB mean, in 0..1, that its weights expect to be subtracted.
+        std: RGB standard deviation, in 0..1, by which its weights expect pixels to be divided.
+        stages: channels and stride of each output of `forward_stages`; empty if decoders cannot
+            read them.
+        atrous_rates: rates of the decoder, if they are not the default of its stride.
     """
 
     channels: int
@@ -43,11 +44,11 @@ class Backbone(nn.Module):
 
     @abstractmethod
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and each stage's own before its last activation."""
+        """Return the features, and those of each stage before its last activation."""
 
 
 def initialize(backbone: nn.Module) -> None:
-    """Draw the weights of all convolutions so that the variance stays about the same."""
+    """Draw the weights of all convolutions such that the variance stays about the same."""
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels // module.groups * math.prod(module.kernel_size)
@@ -59,16 +60,16 @@ class ResidualBlock(nn.Module):
 
     @abstractmethod
     def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
-        """Return the last norm, what it normalizes, and the shortcut."""
+        """Return the last norm, its input, and the shortcut."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activated sum of what the convolutions and the shortcut give."""
+        """Return the activated sum of the last norm's output and the shortcut."""
         norm, y, shortcut = self.summands(x)
         out: Tensor = norm(y, shortcut)
         return out
 
     def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum, activated and not."""
+        """Return the sum after and before its activation."""
         norm, y, shortcut = self.summands(x)
         return norm.forward_both(y, shortcut)
 
@@ -102,22 +103,22 @@ class _Block(ResidualBlock):
 
 
 class Tiny(Backbone):
-    """A small backbone for generated scenes: minutes on a CPU, from random weights.
+    """A small backbone for generated scenes, which learns on a CPU in minutes.
 
-    Two strided convolutions, then two residual blocks
+    Two strided convolutions and two residual blocks
 
         y = act(norm(conv(act(norm(conv(x))))) + shortcut(x))
 
-    of which the second halves the size once more: output stride 8.
+    of which the second halves the size once more, so that the output stride is 8.
 
-    The convolutions keep the weights that torch draws. They are smaller by sqrt(6) than those that
-    keep the variance (`initialize`); before a normalization the scale of a weight does not change
-    the output but divides the gradient, so learning is 6 times as quick.
+    The convolutions keep torch's default weights, which are smaller by sqrt(6) than those of
+    `initialize`. Before a normalization the scale of a weight does not change the output but
+    divides the gradient, so learning is 6 times as fast.
     """
 
     stride = 8
     atrous_rates = (1, 2, 4)  # scenes are 64 pixels wide: maps of 8 x 8
-    # Generated scenes have no color that is more frequent than another.
+    # In generated scenes no color is more frequent than another.
     mean = (0.5, 0.5, 0.5)
     std = (0.25, 0.25, 0.25)
 
@@ -141,16 +142,16 @@ class Tiny(Backbone):
         return y
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and the sums that end the two residual blocks."""
+        """Return the features, and the sums at the end of the two residual blocks."""
         fine, before_fine = self.fine.forward_both(self.stem(x))
         coarse, before_coarse = self.coarse.forward_both(fine)
         return coarse, (before_fine, before_coarse)
 
 
 class TimmBackbone(Backbone):
-    """The last feature map of ``timm.create_model(…, features_only=True)``, and all as stages.
+    """A backbone of timm: all feature maps as stages, the last one as features.
 
-    Its norms stay its own; `model.norm` is the decoder's alone.
+    It keeps its own norms; `model.norm` is only for the decoder.
     """
 
     def __init__(self, model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -167,18 +168,18 @@ class TimmBackbone(Backbone):
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the features, and those of each stage."""
-        found = zip(self.model(x), self.stages, strict=True)
-        # Some, such as Swin, have their channels last
-        maps = tuple(
-            one if one.shape[1] == width else one.permute(0, 3, 1, 2) for one, (width, _) in found
-        )
-        return maps[-1], maps
+        maps = []
+        for features, (channels, _) in zip(self.model(x), self.stages, strict=True):
+            # Some networks, such as Swin, have their channels last.
+            is_first = features.shape[1] == channels
+            maps.append(features if is_first else features.permute(0, 3, 1, 2))
+        return maps[-1], tuple(maps)
 
 
 def make_timm_backbone(
     backbone: str, output_stride: int | None, weights: Path | None
 ) -> TimmBackbone:
-    """Make a backbone of timm, whose name stands after ``timm/``, from a file of weights if any."""
+    """Make the backbone ``timm/NAME``, with the weights of a file if there is one."""
     timm, name = import_extra("timm", "timm"), backbone.removeprefix(TIMM)
     check_timm_name(timm, name)
     options: dict[str, Any] = {}
@@ -188,17 +189,17 @@ def make_timm_backbone(
         options |= {"pretrained": True, "pretrained_cfg_overlay": {"file": str(weights)}}
     try:
         model = timm.create_model(name, features_only=True, **options)
-    except Exception as error:  # whatever timm says to a stride or weights it does not take
+    except Exception as error:  # a stride or weights that timm does not accept
         reason = " ".join(str(error).split())[:300]
         raise NacreError(f"model.backbone={backbone!r}: timm says {reason}") from error
-    about = getattr(model, "pretrained_cfg", None) or {}
-    return TimmBackbone(model, about.get("mean", IMAGENET_MEAN), about.get("std", IMAGENET_STD))
+    config = getattr(model, "pretrained_cfg", None) or {}
+    return TimmBackbone(model, config.get("mean", IMAGENET_MEAN), config.get("std", IMAGENET_STD))
 
 
 def check_timm_name(timm: Any, name: str) -> None:
-    """Refuse what is not the name of a network of timm, with or without a tag of its weights.
+    """Refuse anything but a name of a network of timm, with or without a tag of its weights.
 
-    timm itself takes more for a name: a folder, a repository of the hub.
+    timm itself also accepts a folder or a repository of the hub as a name.
     """
     if not re.fullmatch(r"\w+(\.\w+)?", name) or not timm.is_model(name.partition(".")[0]):
         hint = did_you_mean(name, timm.list_models())

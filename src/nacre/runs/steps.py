@@ -26,8 +26,7 @@ from nacre.data.dataset import StepSampler, TrainDataset
 from nacre.evaluation.choose import decide
 from nacre.labels.channels import Channels, from_background
 from nacre.methods import Step, find_method
-from nacre.models.backbones import BACKBONES
-from nacre.models.config import DeepLabConfig
+from nacre.models.config import BACKBONES, DeepLabConfig
 from nacre.models.io import ModelInfo, load_model, save_model
 from nacre.runs.folder import RunFolder, check_shared, with_absolute_paths
 from nacre.runs.step_cache import StepCache
@@ -343,6 +342,6 @@ def _run_began(steps: Sequence[Step], title: str) -> RunBegan:
 def _weights(model: Any) -> str:
     """Describe the initial weights; warn if they are random where ImageNet's are published."""
     row = BACKBONES.get(model.backbone) if isinstance(model, DeepLabConfig) else None
-    if model.weights != "none" or (row is not None and row.imagenet is None):
+    if model.weights != "none" or (row is not None and not row.has_weights):
         return str(model.weights)
     return "random: the paper's backbone starts from ImageNet's (set model.weights)"

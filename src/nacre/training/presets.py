@@ -20,7 +20,7 @@ import torch
 from nacre.data import find_dataset
 from nacre.errors import NacreError
 from nacre.methods import Method, find_method
-from nacre.models.backbones import weight_sources
+from nacre.models.config import weight_sources
 from nacre.scenarios.scenario import ScenarioFile
 
 # The network and recipe that made the paper's figures: its text, and its released implementation
