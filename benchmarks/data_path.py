@@ -23,9 +23,9 @@ from torch import Tensor
 
 from measuring import TEST_DATA, Row, command, take_turns
 from nacre.data.dataset import LabeledImages, TrainDataset
-from nacre.data.sources.folder import Folder, FolderConfig
-from nacre.data.sources.voc import SPACE
+from nacre.data.folder import Folder, FolderConfig
 from nacre.data.transforms import ImagesConfig, _draw_box
+from nacre.data.voc import SPACE
 from nacre.labels.mapping import LabelPolicy
 from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD
 from nacre.scenarios.classes import ClassSchedule

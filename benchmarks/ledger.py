@@ -19,7 +19,7 @@ from torch import Tensor
 
 from measuring import Row, command, take_turns
 from methods import GivenStep
-from nacre.data.sources.scenes import render
+from nacre.data.scenes import render
 from nacre.labels.channels import from_background
 from nacre.losses.pixel_sums import PixelSums
 from nacre.methods import METHODS, Batch

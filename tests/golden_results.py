@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import nacre
 from importers.exports import WRITERS
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.methods import METHODS
 from partial_data import LABELS, write_folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
+from nacre.data.scenes import SPACE, Scenes, ScenesConfig
 
 NAMES = dict(SPACE.names)
 LABELS = {name: label for label, name in NAMES.items()}

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 import nacre
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class
 from nacre.models.io import load_model, save_model

@@ -298,7 +298,7 @@ def test_the_papers_preset_without_weights_is_refused_before_anything_begins(
 
 
 def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
-    from nacre.data.sources.scenes import ScenesConfig
+    from nacre.data.scenes import ScenesConfig
     from partial_data import write_folder
 
     world = ScenesConfig(train=24, val=8, size=32, seed=3)
@@ -342,7 +342,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_model_is_read(nacre,
 @pytest.fixture
 def pets(tmp_path, monkeypatch):
     """A folder of images named as people do, from the working folder."""
-    from nacre.data.sources.scenes import ScenesConfig
+    from nacre.data.scenes import ScenesConfig
     from partial_data import write_folder
 
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from partial_data import write_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

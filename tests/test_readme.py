@@ -40,7 +40,7 @@ def test_the_python_example_for_researchers_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
-    from nacre.data.sources.scenes import ScenesConfig
+    from nacre.data.scenes import ScenesConfig
     from nacre.training import config as configs
     from partial_data import write_folder
 

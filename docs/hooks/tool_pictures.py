@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from nacre.data.sources.scenes import CLASS_NAMES, render
+from nacre.data.scenes import CLASS_NAMES, render
 from nacre.importers import ImportOptions, import_export
 from nacre.predict.polygons import simplify, trace_rings
 from nacre.predict.prediction import overlay

@@ -17,7 +17,7 @@ from nacre.data.dataset import (
     train_batches,
 )
 from nacre.data.image_io import open_image, read_mask
-from nacre.data.sources.scenes import SPACE, Scenes, ScenesConfig
+from nacre.data.scenes import SPACE, Scenes, ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import IGNORE_INDEX

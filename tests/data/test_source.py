@@ -11,9 +11,9 @@ from rich.console import Console
 from small_data import blocks, make_pairs, save_image, save_mask, turned
 
 from nacre.cli.look import report_tables
+from nacre.data.folder import Folder, FolderConfig
 from nacre.data.source import DataReport, check_source
-from nacre.data.sources.folder import Folder, FolderConfig
-from nacre.data.sources.voc import Voc, VocConfig
+from nacre.data.voc import Voc, VocConfig
 from nacre.errors import NacreError
 
 NAMES = [f"p{i}" for i in range(6)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 import nacre
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.evaluation import choose
 from nacre.evaluation.predictor import Predictor

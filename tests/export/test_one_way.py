@@ -24,7 +24,7 @@ from local_server import send, serving
 from models.test_odd_networks import Patches
 from nacre.api.model import Model, load
 from nacre.data.dataset import EvalDataset, LabeledImages
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.data.transforms import EvalMode, ImagesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate

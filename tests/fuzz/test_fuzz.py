@@ -31,7 +31,7 @@ import unprivileged
 from importers.exports import WRITERS, zip_folder
 from local_server import send, serving
 from nacre.cli.app import program
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.errors import NacreError, has_control_characters
 from nacre.export import server
 from nacre.export.onnx_file import Metadata

@@ -8,7 +8,7 @@ import yaml
 from exports import CLASSES, SIZES, SPLITS, TOOLS, truth, zip_folder
 from PIL import Image
 
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.importers.formats import FORMATS
 from nacre.importers.run import ImportOptions, import_export
 

@@ -24,7 +24,7 @@ from exports import (
 from PIL import Image
 
 from importing import Imported
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 from nacre.importers import files, paint, run
 from nacre.importers.folder import new_folder

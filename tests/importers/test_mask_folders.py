@@ -11,7 +11,7 @@ from PIL import Image
 
 from importing import Imported, filled
 from nacre.cli.imports import _parse_colors
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 from nacre.importers import import_export
 

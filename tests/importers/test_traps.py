@@ -9,7 +9,7 @@ from exports import coco_content, corners, cvat_masks, save_image, save_json
 from PIL import Image, ImageOps
 
 from importing import Imported, filled
-from nacre.data.sources.folder import Folder, FolderConfig
+from nacre.data.folder import Folder, FolderConfig
 from nacre.errors import NacreError
 
 STORED = (20, 10)

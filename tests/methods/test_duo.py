@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import nacre
 from nacre.cli.app import program
 from nacre.data.dataset import LabeledImages, TrainDataset, split_off
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import nacre
 from nacre.cli.app import program
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import from_background

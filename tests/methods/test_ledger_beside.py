@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import nacre
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.models.adapter import Adapter
 from partial_data import write_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nacre.data.sources.voc import CLASS_NAMES
+from nacre.data.voc import CLASS_NAMES
 from nacre.errors import NacreError
 from nacre.report.kinds import make_tables, places
 from nacre.report.published import later, later_sources, published

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import nacre
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.report.page import is_learn_folder, write_learn_page, write_report
 from nacre.report.results import load_results, percent

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import nacre
 from nacre.cli.app import program
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.models.io import load_model
 from nacre.runs.edit import forget_class, forget_folder, forget_step, merge, open_ledger

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nacre
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.losses.softmax import fused_losses
@@ -353,7 +353,7 @@ def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
 
 
 def _holding(name):
-    from nacre.data.sources.scenes import Scenes
+    from nacre.data.scenes import Scenes
 
     index = Scenes(WORLD).index("train")
     return [i for i, labels in enumerate(index.labels) if LABELS[name] in labels]
@@ -362,7 +362,7 @@ def _holding(name):
 def _all_for_training(folder):
     names = [path.stem for path in sorted((folder / "images").iterdir())]
     # Names that the rule without lists takes for training.
-    from nacre.data.sources.folder import is_for_testing
+    from nacre.data.folder import is_for_testing
 
     for name in names:
         new = next(f"p{i}" for i in range(99) if not is_for_testing(f"p{i}-{name}"))

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 import nacre
-from nacre.data.sources.folder import is_for_testing
+from nacre.data.folder import is_for_testing
 from nacre.data.step_data import LabeledSet, LearnData
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nacre.data import DATASETS, find_dataset, open_source
-from nacre.data.sources.scenes import ScenesConfig
+from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.export import EXPORTS, find_export
 from nacre.methods import ENTRIES, METHODS, all_entries, find_method

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 from nacre.api.model import Model, start_path
 from nacre.data import open_source
 from nacre.data.dataset import EvalDataset, LabeledImages, TrainDataset
+from nacre.data.folder import FolderConfig
 from nacre.data.image_io import Mask
 from nacre.data.source import Split
-from nacre.data.sources.folder import FolderConfig
 from nacre.data.step_data import LabeledSet, set_name
 from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError, check

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nacre.data import ade20k, folder, scenes, voc
 from nacre.data.source import DataConfig, Source, Split
-from nacre.data.sources import ade20k, folder, scenes, voc
 from nacre.labels.mapping import Border
 from nacre.labels.space import LabelSpace
 from nacre.scenarios.classes import NamedTask

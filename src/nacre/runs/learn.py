@@ -14,8 +14,8 @@ from pathlib import Path
 from torch import nn
 
 from nacre.data import open_source
+from nacre.data.folder import FolderConfig
 from nacre.data.source import Source
-from nacre.data.sources.folder import FolderConfig
 from nacre.data.step_data import (
     LabeledSet,
     LearnData,

@@ -7,7 +7,7 @@ import pytest
 from small_data import blocks, save_image, save_mask
 
 from nacre.data.index import images_by_label
-from nacre.data.sources.voc import KNOWN_COUNTS, SPACE, Voc, VocConfig, voc_color
+from nacre.data.voc import KNOWN_COUNTS, SPACE, Voc, VocConfig, voc_color
 from nacre.errors import NacreError
 
 TRAIN, VAL = ["2007_000032", "2007_000039", "2008_000001"], ["2007_000033"]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from small_data import blocks, make_pairs, save_image, save_mask
 
+from nacre.data.folder import Folder, FolderConfig, is_for_testing
 from nacre.data.source import check_source
-from nacre.data.sources.folder import Folder, FolderConfig, is_for_testing
 from nacre.errors import NacreError
 
 NAMES = [f"p{i:02}" for i in range(40)]

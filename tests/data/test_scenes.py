@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from nacre.data.sources.scenes import (
+from nacre.data.scenes import (
     CLASS_NAMES,
     SPLIT_STREAMS,
     render,
@@ -30,7 +30,7 @@ def world() -> tuple[np.ndarray, np.ndarray]:
 
 def test_another_process_draws_the_same() -> None:
     code = (
-        "import hashlib, sys; from nacre.data.sources.scenes import render\n"
+        "import hashlib, sys; from nacre.data.scenes import render\n"
         "image, mask = render(7, 123, 48, 1)\n"
         "print(hashlib.sha256(image.tobytes() + mask.tobytes()).hexdigest())\n"
         "assert 'torch' not in sys.modules"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from small_data import blocks, save_image, save_mask
 
-from nacre.data.sources.ade20k import SPACE, Ade20k, AdeConfig, named_tasks
+from nacre.data.ade20k import SPACE, Ade20k, AdeConfig, named_tasks
 from nacre.errors import NacreError
 
 

@@ -1,1 +1,0 @@
-"""One file per data set; `nacre.data` lists them."""
