@@ -30,7 +30,7 @@ from nacre.losses.pixel_sums import PixelSums
 from nacre.losses.reference import upsample
 from nacre.losses.ridge import LinearHead, Sums, from_products, join, solve
 from nacre.methods import METHODS, Batch
-from nacre.methods.ledger import leave_out_known
+from nacre.methods.ledger import mask_known
 from nacre.models.build import build_network
 from nacre.runs.run import open_scenario
 from nacre.training.config import build_config
@@ -102,7 +102,7 @@ class Bench:
         sums = PixelSums()
         for maps, rows, targets in self.batches(self.images[order[-1]]):
             if head is not None:
-                targets = leave_out_known(Batch(maps, targets), self.scores(head, maps, rows))
+                targets = mask_known(Batch(maps, targets), self.scores(head, maps, rows))
             sums.add(maps, rows, targets)
         found = from_products(order[-1], sums.products())
         return found if before is None else join([before, found])

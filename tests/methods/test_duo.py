@@ -14,7 +14,7 @@ from nacre.data.transforms import ImagesConfig
 from nacre.errors import NacreError
 from nacre.labels.channels import from_background
 from nacre.methods import METHODS, Batch, duo
-from nacre.methods.ledger import Counted, count_said, put_origins
+from nacre.methods.ledger import Counted, set_origins, soft_confusion
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.io import find_model, load_model, save_model
@@ -77,7 +77,7 @@ def step_of(batches, num_classes=OLD, held_out=(), **values):
 def test_the_decoder_is_that_of_mib_and_the_sums_are_those_of_the_ledger(tmp_path, monkeypatch):
     """Without held-out images, and with updates that are kept."""
     monkeypatch.setattr(DUO, "holds_out", False)
-    monkeypatch.setattr(duo, "PRICE", -1)
+    monkeypatch.setattr(duo, "MIN_GAIN", -1)
     recipe = {"data": {"train": 40}, "scenario": "scenes/4-4/overlapped"}
     methods = {
         "duo": {"name": "duo"},
@@ -119,15 +119,15 @@ def test_scores_are_added_and_unlearned_classes_take_the_probability_of_their_or
 def test_origins_are_what_the_decoder_takes_new_classes_for():
     said = torch.tensor([[[0.9, 0.2], [0.0, 0.0]], [[0.1, 0.8], [1.0, 1.0]], [[0.0, 0.0]] * 2])
     targets = torch.tensor([[0, 2, 2, 2], [0, 2, 255, 2]]).repeat_interleave(2, 0)
-    found = count_said(said[None], targets[None])
+    found = soft_confusion(said[None], targets[None])
     assert torch.allclose(found[2], torch.tensor([0.65, 1.85, 0.0]).double())
     growth = from_background(2, 3)
     _, step = step_of([], num_classes=3)
     step.growth = growth
-    put_origins(step, Counted({}, found))
+    set_origins(step, Counted({}, found))
     expected = torch.tensor([0.26, 0.74, 0.0]).double() + 1e-4
     assert torch.allclose(step.network.ledger.origins[2].double(), expected)
-    put_origins(step, Counted({}, torch.zeros(3, 3).double()))
+    set_origins(step, Counted({}, torch.zeros(3, 3).double()))
     assert torch.allclose(step.network.ledger.origins[2].double(), expected), "none was seen"
 
 
@@ -384,9 +384,9 @@ def test_a_merged_class_is_background_to_a_decoder_that_has_not_learned_it(learn
 
 
 def test_what_it_cannot_continue_or_learn_is_refused(learned, folders, tmp_path):
-    with pytest.raises(NacreError, match="learned by the ledger alone and has no decoder"):
+    with pytest.raises(NacreError, match="cannot continue a model without a decoder"):
         learned("pearl:ledger", "starfish")
-    with pytest.raises(NacreError, match="'duo' continues only what ledger or duo learned"):
+    with pytest.raises(NacreError, match="no sums of its classes, so method 'duo' cannot"):
         learned("pearl:mib", "starfish")
     stages = {**RECIPE, "model": {"backbone": "tiny", "decoder": "stages"}}
     with pytest.raises(NacreError, match="'stages' has no weights"):

@@ -223,5 +223,5 @@ def test_other_methods_continue_the_model_before_it(learned, folders, tmp_path):
 def test_a_network_that_has_learned_nothing_is_refused(folders, tmp_path):
     config = {**RECIPE, "model": {"kind": "external", "library": "transformers"}}
     config["model"] |= {"name": "segformer", "weights": "none"}
-    with pytest.raises(NacreError, match="this one has learned none"):
+    with pytest.raises(NacreError, match="cannot learn step 0 with an external network"):
         nacre.learn(folders["pearl"], out=tmp_path / "m", method="ledger", config=config)

@@ -1,25 +1,25 @@
-"""Duo: the ledger and a decoder learned by MiB, both on one frozen backbone, their scores added.
+"""Duo: the ledger and a decoder learned by MiB on one frozen backbone, with their scores added.
 
-Two parts that fail differently. The decoder has context and edges, and forgets: images of sheep
-alone say no more what a cow looks like. The ledger (`nacre.methods.ledger`) keeps the sums of every
-class, and sees one point of its grid at a time. With the decoder's logits z and the ledger's l
+The two parts fail differently. The decoder has context and sharp edges but forgets. The ledger
+(`nacre.methods.ledger`) keeps the sums of all classes but scores each point of its grid alone. With
+the decoder's logits z and the ledger's l
 
     score[c] = log softmax(z)[c] + weight * l[c]      (`nacre.models.ledger`)
 
-First come the sums (`begin_step`): one pass over the step's images, in which is also counted what
-the decoder takes the new classes for, their origins. After it the model is of use (`is_usable`):
-the decoder says how likely the origins of a class are, and the ledger decides between these and the
-class. Then decoder and classifier learn MiB's losses (`nacre.methods.mib`: eq. 3 to 9), as they
-would without a ledger.
+First the sums are counted in one pass over the images (`begin_step`), together with the decoder's
+predictions on the pixels of the new classes: their origins. Now the model can be used
+(`is_usable`): the decoder predicts the origins of a class, and the ledger decides between them and
+the class. Then decoder and classifier learn MiB's losses (`nacre.methods.mib`, eq. 3 to 9), as
+without a ledger.
 
-In the end (`fit`) images of which no update was made, one of ten, decide two things. A decoder that
-has hardly seen a rare class vetoes it: a new class whose IoU on them is not greater by its own
-logit than by its origins' has not been learned by the decoder. And where their mean IoU has not
-grown by the updates, after step 0 by two points, the decoder becomes again what it was before them:
-these images do not show the old classes, which pay for it. Classes that they do not show are judged
-by the images learned from, which favors the decoder. In a step of fewer than 50 images none is held
-out, and no update is made: on ten images a decoder learns by heart what it is judged by. The sums
-are those of all images.
+At the end (`fit`) held-out images, one in ten, decide two things. First, which new classes the
+decoder has learned: those whose IoU is greater with their own logit than with that of their
+origins. (A decoder that has hardly seen a rare class would veto it.) Second, whether the decoder
+keeps its updates: otherwise it is restored, if their mean IoU has not grown, after step 0 by two
+points, as the images do not show the old classes, which pay for the updates. For classes that no
+held-out image shows the training images decide, which favors the decoder. With fewer than 50 images
+none is held out and no update is made: a decoder would learn ten images by heart. The sums are
+those of all images.
 """
 
 import math
@@ -51,10 +51,10 @@ from nacre.methods.ledger import (
     Ledger,
     Products,
     SumsConfig,
+    append_sums,
     count_pixels,
-    joined,
-    put_head,
-    put_origins,
+    set_head,
+    set_origins,
     total,
 )
 from nacre.methods.mib import Mib
@@ -64,34 +64,32 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.ledger import LedgerHead
 from nacre.models.network import Network, Output
 
-PRICE = 0.02
-"""What updates after step 0 must gain: held-out images do not show the old classes."""
+MIN_GAIN = 0.02
+"""Growth of the mean IoU for which updates after step 0 are kept."""
 
 
 class DuoConfig(DistillingConfig, SumsConfig):
-    """The weights of the distillation and of the ledger; its grid has 8 pixels per point."""
+    """The weights of distillation and ledger, whose grid has 8 pixels per point by default."""
 
     refused = {
-        "freeze_step_0": "the ledger's sums are of the backbone's features",
-        "init": "new rows start from the background's",
+        "freeze_step_0": "the ledger needs a frozen backbone",
+        "init": "new rows always start from the background's",
     }
 
-    name: Literal["duo"] = Field("duo", description="the ledger, and a decoder learned by mib")
+    name: Literal["duo"] = Field("duo", description="ledger and a decoder learned by mib")
     weight: float = Field(10.0, ge=0, description="weight of the distillation")
-    ledger_weight: float = Field(
-        1.0, ge=0, description="weight of the ledger's scores over the decoder's"
-    )
+    ledger_weight: float = Field(1.0, ge=0, description="weight of the ledger's scores")
 
     freeze: Freeze = ("backbone", "batch_norm")
     freeze_step_0: bool = True
 
 
 class Duo(Ledger):
-    """MiB's losses for the decoder, sums for the ledger beside it."""
+    """MiB's losses for the decoder, and sums for the ledger beside it."""
 
     name = "duo"
     Config = DuoConfig
-    # The ledger holds old classes, too: what holds the decoder may be lighter than in `mib`.
+    # The ledger keeps the old classes, too, so the distillation may weigh less than in `mib`.
     presets = {**Mib.presets, "small": {"weight": 10}}
     tunable = ("weight",)
     learns_by_gradient = True
@@ -105,150 +103,151 @@ class Duo(Ledger):
 
     def __init__(self, config: Any, growth: Growth) -> None:
         super().__init__(config, growth)
-        self._judging: Sums
+        self._trained_sums: Sums
         self._first: dict[str, Tensor] = {}
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Declare that step 0 depends on the ledger's weight too."""
+        """Describe how step 0 is learned, including the weight of the ledger."""
         assert isinstance(config, DuoConfig)
         return f"{super().step_0_of(config)}, weight {config.ledger_weight}"
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
-        """Return the network with a ledger beside its decoder."""
+        """Return the config with a ledger beside the decoder."""
         if getattr(model, "decoder", None) == "stages":
             raise NacreError(
-                "model.decoder: 'stages' has no weights that method 'duo' could learn; use "
-                "'light' or 'aspp', or method 'ledger'"
+                "model.decoder: 'stages' has no weights to learn; set 'light' or 'aspp', or use "
+                "method 'ledger'"
             )
         return self.with_grid(model)
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Share the background's probability among the new classes, eq. 8 and 9."""
+        """Add channels to ledger and classifier, whose rows start from the background's."""
         if isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid):
             raise NacreError(
-                "the model was learned by the ledger alone and has no decoder; continue it with "
-                "method 'ledger'"
+                "method 'duo' cannot continue a model without a decoder, as method 'ledger' learns "
+                "it; use method 'ledger'"
             )
         super().grow(network, num_new)
 
     def prepare(self, step: Step) -> None:
-        """Freeze the backbone, and the ledger, whose rows are solved for."""
+        """Freeze the ledger, whose rows are not learned by updates."""
         super().prepare(step)
         ledger = _ledger(step.network)
         ledger.requires_grad_(False).eval()
         ledger.weight.fill_(self.config.ledger_weight)
 
     def losses(self, batch: Batch, student: Output, teacher: Output | None) -> dict[str, Tensor]:
-        """Return MiB's losses of the decoder."""
+        """Return MiB's losses for the decoder."""
         if not self.num_old:
             return label_cross_entropy(batch, student)
-        seen = require_teacher(teacher)
-        return label_losses(self.config, batch, student, seen, ce="unbiased", kd="unbiased")
+        teacher = require_teacher(teacher)
+        return label_losses(self.config, batch, student, teacher, ce="unbiased", kd="unbiased")
 
     @torch.no_grad()
     def begin_step(self, step: Step) -> None:
-        """Add up the images, and solve for the ledger: a model before the first update."""
+        """Sum over the images and solve for the ledger, before the first update."""
         before, network, ridge = self.sums, deeplab(step.network), self.config.ridge
         for known in self.passes(step):
             count = partial(count_pixels, known=known)
-            learned_from = total(step, step.map_images(count))
+            trained = total(step, step.map_images(count))
             held_out = total(step, [count(network, step.held_out())])
-            put_origins(step, learned_from)
-            self._judging = joined(before, step, learned_from.products)
-            put_head(network, self._judging, ridge)
-        self.sums = joined(before, step, _plus(learned_from.products, held_out.products))
-        put_head(network, self.sums, ridge)
-        self._first = _decoder(network)
+            set_origins(step, trained)
+            self._trained_sums = append_sums(before, step, trained.products)
+            set_head(network, self._trained_sums, ridge)
+        self.sums = append_sums(before, step, _add(trained.products, held_out.products))
+        set_head(network, self.sums, ridge)
+        self._first = _decoder_state(network)
         self.is_usable = True
 
     @torch.no_grad()
     def fit(self, step: Step) -> None:
-        """Find what the decoder has learned; the ledger is solved for by then."""
+        """Find which classes the decoder has learned, and whether it keeps its updates."""
         assert self.sums is not None
         network, ledger = deeplab(step.network), _ledger(step.network)
-        put_head(network, self._judging, self.config.ridge)
+        set_head(network, self._trained_sums, self.config.ridge)
         first, learned = ledger.learned.clone(), self._learned(step)
-        after, updated = _mean_iou(step, learned), _decoder(network)
+        after, updated = _mean_iou(step, learned), _decoder_state(network)
         network.load_state_dict(self._first, strict=False)
         before = _mean_iou(step, first)
-        kept = after > before + (PRICE if self.num_old else 0)
+        kept = after > before + (MIN_GAIN if self.num_old else 0)
         if kept:
             network.load_state_dict(updated, strict=False)
             ledger.learned.copy_(learned)
         if not math.isnan(after):
-            by_decoder = [c for c, one in enumerate(ledger.learned.tolist()) if c and one]
+            by_decoder = [c for c, known in enumerate(ledger.learned.tolist()) if c and known]
             self.judged = Judged(before, after, kept, by_decoder)
-        put_head(network, self.sums, self.config.ridge)
+        set_head(network, self.sums, self.config.ridge)
 
     def _learned(self, step: Step) -> Tensor:
-        """Return which classes the decoder has learned, those known before the step as before."""
+        """Return which classes the decoder has learned; for old classes this does not change."""
         ledger, first = _ledger(step.network), self.growth.first_new
         own, by_origins = ledger.learned.clone(), ledger.learned.clone()
         own[0] = by_origins[0] = True
         own[first:], by_origins[first:] = True, False
         iou = _compare(step, step.held_out(), own, by_origins)
         if bool(iou[:, first:].isnan().any()):
-            # Of a class that held-out images do not show, those that were learned from tell.
+            # For a class that no held-out image shows the training images decide.
             iou = torch.where(iou.isnan(), _compare(step, step.images(), own, by_origins), iou)
         own[first:] = (iou[0] > iou[1])[first:].to(own.device)
         return own
 
 
-def _decoder(network: DeepLab) -> dict[str, Tensor]:
-    """Return a copy of the weights of a decoder and its rows."""
-    parts = {"decoder": network.decoder, "classifier": network.classifier}
+def _decoder_state(network: DeepLab) -> dict[str, Tensor]:
+    """Return a copy of the weights of decoder and classifier, with the keys of the network."""
+    modules = {"decoder": network.decoder, "classifier": network.classifier}
     return {
-        f"{part}.{key}": value.clone()
-        for part, module in parts.items()
+        f"{name}.{key}": value.clone()
+        for name, module in modules.items()
         for key, value in module.state_dict().items()
     }
 
 
 def _mean_iou(step: Step, learned: Tensor) -> float:
-    """Return the mean IoU on the held-out images, or on those learned from if there are none."""
+    """Return the mean IoU on the held-out images, or on the training images if there are none."""
     (iou,) = _compare(step, step.held_out(), learned)
     if bool(iou.isnan().all()):
         (iou,) = _compare(step, step.images(), learned)
     return float(iou.nanmean())
 
 
-def _compare(step: Step, batches: Iterable[Batch], *learned: Tensor) -> Tensor:
-    """Return the IoU of each class by each choice of learned ones; NaN where it is not labeled."""
+def _compare(step: Step, batches: Iterable[Batch], *choices: Tensor) -> Tensor:
+    """Return the IoU of each class for each choice of learned classes; NaN if not labeled."""
     network = deeplab(step.network)
-    shape = (len(learned), 3, network.num_classes)
+    shape = (len(choices), 3, network.num_classes)
     counts = torch.zeros(shape, dtype=torch.long, device=step.dist.device)
     for batch in batches:
         targets = batch.sure_targets(step.growth.first_new)
         features, stages = network.read(batch.images)
         logits, scores = network.decode(features, stages).logits, _ledger(network)(stages)
-        for i, one in enumerate(learned):
-            counts[i] += _count(_ledger(network).add_to(logits, scores, one), targets)
-    hits, found, labeled = step.dist.sum(counts).cpu().double().unbind(1)
-    return torch.where(labeled > 0, hits / (found + labeled - hits), torch.nan)
+        for i, learned in enumerate(choices):
+            counts[i] += _count(_ledger(network).add_to(logits, scores, learned), targets)
+    hits, predicted, labeled = step.dist.sum(counts).cpu().double().unbind(1)
+    return torch.where(labeled > 0, hits / (predicted + labeled - hits), torch.nan)
 
 
 def _count(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return the pixels of each channel: found rightly, found, labeled; ignored ones left out."""
-    total = scores.new_zeros(3, scores.shape[1], dtype=torch.long)
-    for low, wanted in zip(torch.split(scores, 1), targets, strict=True):
-        # One by one: scores of all channels at all pixels of a batch may not fit.
-        channels = upsample(low, (wanted.shape[0], wanted.shape[1]))[0].argmax(0)
-        counted = wanted != ignore_value(wanted)
-        found, labels = channels[counted], wanted[counted].long()
-        for row, some in zip(total, (labels[found == labels], found, labels), strict=True):
-            row += torch.bincount(some, minlength=len(row))
-    return total
+    """Return 3,C: how many pixels of each channel are correct, predicted and labeled."""
+    counts = scores.new_zeros(3, scores.shape[1], dtype=torch.long)
+    for low, target in zip(torch.split(scores, 1), targets, strict=True):
+        # One image at a time, as the scores of all pixels of a batch may not fit the memory.
+        predicted = upsample(low, (target.shape[0], target.shape[1]))[0].argmax(0)
+        is_counted = target != ignore_value(target)
+        predicted, labels = predicted[is_counted], target[is_counted].long()
+        correct = labels[predicted == labels]
+        for row, channels in zip(counts, (correct, predicted, labels), strict=True):
+            row += torch.bincount(channels, minlength=len(row))
+    return counts
 
 
-def _plus(one: Products, other: Products) -> Products:
-    """Return sums of two sets of images together."""
-    shared = {place: one[place] + other[place] for place in one.keys() & other.keys()}
-    return {**one, **other, **shared}
+def _add(left: Products, right: Products) -> Products:
+    """Return the sums of two sets of images together."""
+    shared = {key: left[key] + right[key] for key in left.keys() & right.keys()}
+    return {**left, **right, **shared}
 
 
 def _ledger(network: Network) -> LedgerHead:
-    """Return the ledger of a network that has one: `network_config` and `grow` see to it."""
-    found = deeplab(network).ledger
-    assert found is not None
-    return found
+    """Return the ledger of a network; `network_config` and `grow` ensure that it has one."""
+    ledger = deeplab(network).ledger
+    assert ledger is not None
+    return ledger

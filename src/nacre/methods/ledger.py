@@ -1,34 +1,33 @@
-"""Ledger: a linear head in closed form on a frozen backbone, from sums that are kept per class.
+"""Ledger: a linear head in closed form on a frozen backbone, from sums per class.
 
-One pass over a step's images, no gradient. The ends of all stages of the backbone lie on one grid
-(`nacre.models.decoders`), beside them the image's mean of the last stage. For every class c that
-the step labels, and for its background, three sums over *pixels* are kept
-(`nacre.losses.pixel_sums`):
+A step is learned in one pass over its images, without gradients. The features of all stages of the
+backbone are put on one grid (`nacre.models.decoders`), together with the image's mean of the last
+stage. For each class c that the step labels, and for its background, three sums over *pixels* are
+stored (`nacre.losses.pixel_sums`):
 
-    n_c,    sum of x,    sum of x x^T        x(p): the features that upsampling gives pixel p
+    n_c,    sum of x,    sum of x x^T        x(p): the upsampled features of pixel p
 
-From the sums of all steps the head is solved (`nacre.losses.ridge`): ridge regression of each
-channel's indicator, balanced by classes,
+From the sums of all steps the head is solved (`nacre.losses.ridge`): a ridge regression of each
+channel's indicator, balanced over the classes,
 
     W = argmin sum_c b_c / n_c sum_(p of c) |W x(p) - e_c|^2 + ridge,      b_c ~ sqrt(n_c)
 
-The ridge is a share (`ridge`) of each feature's variance, the constant is not shrunk. Logits are
-8 times the scores: with this factor a softmax is calibrated about right; it changes no decision.
+The ridge is a share (`ridge`) of each feature's variance; the constant is not shrunk. Logits are 8
+times the scores, which makes the softmax about calibrated and changes no prediction.
 
-Old classes cannot be overwritten: their sums stay. Steps in any order give the same head, a step
-a folder or a class can be forgotten and models on one backbone merged (`nacre.runs.edit`). What
-depends on the order is the mask: background that the model before the step takes for a known class
-which may hide there is not counted (`labels.unlabeled=background` counts all).
+Nothing overwrites the old classes, as their sums remain. The same steps in any order give the same
+head, a step, a folder or a class can be forgotten, and models with the same backbone can be merged
+(`nacre.runs.edit`). Only the mask depends on the order: background pixels are not counted if the
+model before the step predicts a hidden class there (`labels.unlabeled=background` counts all).
 
-Sums are kept in the model file as n and mean in float64 and the scatter around the mean in float32,
-of which half is stored: 2.3 MiB per class, step and data folder with EfficientNet-Lite0. See
-docs/ledger.md.
+The model file stores n and the mean in float64 and half of the symmetric scatter around the mean in
+float32: 2.3 MiB per class, step and data folder with EfficientNet-Lite0. See docs/ledger.md.
 
-A pass is a map and a sum: shares of the images may be counted anywhere (`Step.map_images`).
+Images can be counted in shares, on several machines, whose sums are added (`Step.map_images`).
 
-A network of others has no sums of what it knew before. There the ledger stands beside it
-(`nacre.models.ledger.RestHead`): all that the network knows is one more class, the rest, and the
-network itself stays as it is.
+An external network has no sums of the classes that it knew before. There a ledger is added beside
+the network, which does not change (`nacre.models.ledger.RestHead`): all old classes together are
+one more class of the ledger, the rest.
 """
 
 from collections import defaultdict
@@ -56,36 +55,36 @@ from nacre.models.ledger import LEAST, LedgerHead, RestHead
 from nacre.models.network import Network
 
 SCALE = 8.0
-"""Of the logits over the regression's scores."""
+"""Logits are the scores of the regression times this."""
 
 
 class SumsConfig(MethodConfig):
-    """The ridge and the grid of a head from sums."""
+    """The ridge and the grid of the head."""
 
     ridge: float = Field(
-        0.01, gt=0, le=1000, description="what is added to each feature's variance, as a share"
+        0.01, gt=0, le=1000, description="ridge as a share of each feature's variance"
     )
     grid_stride: Literal[8, 16] | None = Field(
-        None, description="input pixels per point of the grid; or that of the start model"
+        None, description="pixels per point of the grid; by default as in the start model"
     )
 
 
 class LedgerConfig(SumsConfig):
-    """The ledger alone; its grid has 16 pixels per point by default."""
+    """The config of the ledger, whose grid has 16 pixels per point by default."""
 
     refused = dict.fromkeys(
         ("freeze", "freeze_step_0", "fusion", "pseudo_labels", "init"),
         "it learns without gradients",
     )
 
-    name: Literal["ledger"] = Field("ledger", description="a head in closed form, from sums")
+    name: Literal["ledger"] = Field("ledger", description="head in closed form, from sums")
 
     freeze: Freeze = ("backbone", "batch_norm")
     freeze_step_0: bool = True
 
 
 class Ledger(Method):
-    """Sums per class, and the head that follows from them."""
+    """The sums of each class, and the head that follows from them."""
 
     name = "ledger"
     Config: ClassVar[type[MethodConfig]] = LedgerConfig
@@ -101,50 +100,50 @@ class Ledger(Method):
 
     @classmethod
     def step_0_of(cls, config: MethodConfig) -> str:
-        """Declare that step 0 depends on the method's own values."""
+        """Describe how step 0 is learned, including the ridge and the grid."""
         assert isinstance(config, SumsConfig)
         stride = config.grid_stride or cls.default_stride
         return f"{cls.step_0}, ridge {config.ridge}, grid of stride {stride}"
 
     @classmethod
     def hides_old(cls, config: MethodConfig) -> bool:
-        """Declare that it leaves out background that the model takes for a known class."""
+        """Return True: background predicted as a hidden class is not counted."""
         return True
 
     def network_config(self, model: ModelConfig) -> ModelConfig:
-        """Return the network with the stages as its decoder."""
+        """Return the config with the grid of stages as the decoder."""
         return self.with_grid(model, decoder="stages")
 
     def with_grid(self, model: ModelConfig, **changes: str) -> ModelConfig:
-        """Return a network with a grid of its stages."""
+        """Return the config with a grid of stages."""
         if not isinstance(model, DeepLabConfig):
             raise NacreError(
-                f"method {self.name!r} begins on a network of ours, or beside a network of others "
-                "that has learned its classes (start=…); this one has learned none"
+                f"method {self.name!r} cannot learn step 0 with an external network; use a network "
+                "of nacre, or start from an external one that has learned classes (start=…)"
             )
         stride = self.config.grid_stride or self.default_stride
         return model.model_copy(update={"grid_stride": stride, **changes})
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Add channels, whose rows `fit` solves for; to a decoder beside it they are background."""
+        """Add channels, whose rows `fit` computes; a decoder beside starts from the background."""
         if isinstance(network, Adapter) and network.ledger is None:
-            return  # `prepare` begins one: the classes that the network knows are the rest to it
+            return  # `prepare` adds a ledger
         if self.sums is None or not has_grid(network):
             raise NacreError(
-                f"the model keeps no sums of its classes: method {self.name!r} continues only what "
-                "ledger or duo learned; learn all steps with it, or use another method"
+                f"the model has no sums of its classes, so method {self.name!r} cannot continue "
+                "it; learn all steps with ledger or duo, or use another method"
             )
         stride = grid_of(network).stride
         if self.config.grid_stride not in (None, stride):
             raise NacreError(
-                f"method.grid_stride: {self.config.grid_stride}, but the model's sums are on a "
-                f"grid of stride {stride}; leave it out"
+                f"method.grid_stride: {self.config.grid_stride}, but the model's sums have the "
+                f"stride {stride}; leave it out"
             )
         check_sums(network, self.sums)
         network.grow(num_new, "random" if network.ledger is None else "background")
 
     def prepare(self, step: Step) -> None:
-        """Begin a ledger beside a network of others that has none."""
+        """Add a ledger beside an external network that has none."""
         super().prepare(step)
         if isinstance(step.network, Adapter) and step.network.ledger is None:
             crop = step.config.images.crop_size
@@ -152,20 +151,20 @@ class Ledger(Method):
 
     @torch.no_grad()
     def fit(self, step: Step) -> None:
-        """Add up the pixels of the step's images in one pass, and solve for the head.
+        """Sum over the pixels of the step's images in one pass, and solve for the head.
 
-        Where data sets of one step hide new classes of each other, a second pass counts again: the
-        head of the first knows the new classes well enough to leave such background out.
+        If the folders of the step hide new classes of each other, a second pass follows, in which
+        the head of the first masks this background.
         """
         before = self.sums
         for known in self.passes(step):
-            found = total(step, step.map_images(partial(count_pixels, known=known)))
-            self.sums = joined(before, step, found.products)
-            put_origins(step, found)
-            put_head(step.network, self.sums, self.config.ridge)
+            counted = total(step, step.map_images(partial(count_pixels, known=known)))
+            self.sums = append_sums(before, step, counted.products)
+            set_origins(step, counted)
+            set_head(step.network, self.sums, self.config.ridge)
 
     def passes(self, step: Step) -> list[int]:
-        """Return by how many first channels the background is masked, in each pass."""
+        """Return, for each pass, how many channels mask the background."""
         known = [self.num_old]
         if step.may_be is not None and bool(step.may_be[:, 0, self.growth.first_new :].any()):
             known.append(step.num_classes)
@@ -176,35 +175,35 @@ class Ledger(Method):
         return {} if self.sums is None else to_state(self.sums)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take back the sums; in step 0 there are none before `fit`."""
+        """Restore the sums; in step 0 there are none before `fit`."""
         self.sums = from_state(state) if state else None
 
 
-def leave_out_known(batch: Batch, scores: Tensor) -> Tensor:
-    """Return the targets without background that is taken for a known class: it is ignored.
+def mask_known(batch: Batch, scores: Tensor) -> Tensor:
+    """Return the targets with background ignored where a known class is predicted.
 
     Args:
-        batch: the images; where it says which classes may hide in them, only these are left out.
-        scores: N,K,h,w, of the channels that are known.
+        batch: The images; if it declares hidden classes, only these mask background.
+        scores: N,K,h,w, of the known channels.
     """
     targets, known = batch.targets.clone(), scores.shape[1]
-    for i, one in enumerate(targets):
-        # One by one: scores of all channels at all pixels of a batch may not fit.
-        full = upsample(scores[i : i + 1], (one.shape[0], one.shape[1]))
+    for i, target in enumerate(targets):
+        # One image at a time, as the scores of all pixels of a batch may not fit the memory.
+        full = upsample(scores[i : i + 1], (target.shape[0], target.shape[1]))
         may_hide = torch.ones(known, dtype=torch.bool, device=scores.device)
         if batch.hidden is not None:
             may_hide &= batch.hidden[i, :known]
         may_hide[0] = False
         if not bool(may_hide.any()):
             continue
-        # The greatest of many channels is found much faster than its place among them.
-        hiding, others = (full[0, which].amax(0) for which in (may_hide, ~may_hide))
-        one[(one == 0) & (hiding > others)] = ignore_value(one)
+        # For many channels `amax` is much faster than `argmax`.
+        hidden, others = (full[0, channels].amax(0) for channels in (may_hide, ~may_hide))
+        target[(target == 0) & (hidden > others)] = ignore_value(target)
     return targets
 
 
-def continued(batch: Batch, size: tuple[int, int]) -> Batch:
-    """Return a batch of which the targets are continued to a size, by ignored pixels."""
+def pad_targets(batch: Batch, size: tuple[int, int]) -> Batch:
+    """Return a batch whose targets are padded to a size with ignored pixels."""
     height, width = batch.targets.shape[-2:]
     bottom, right = size[0] - height, size[1] - width
     if not (bottom or right):
@@ -214,21 +213,21 @@ def continued(batch: Batch, size: tuple[int, int]) -> Batch:
 
 
 def has_grid(network: Network) -> bool:
-    """Return whether a network has a grid of stages, as its decoder or beside it."""
+    """Return whether a network has a grid of stages, as its decoder or in its ledger."""
     return network.ledger is not None or (
         isinstance(network, DeepLab) and isinstance(network.decoder, StageGrid)
     )
 
 
 def grid_of(network: Network) -> StageGrid:
-    """Return the grid of a network that has one: `grow` sees to it."""
+    """Return the grid of a network; `grow` ensures that it has one."""
     grid = network.decoder if network.ledger is None else network.ledger.grid
     assert isinstance(grid, StageGrid), type(grid)
     return grid
 
 
 def known_scores(network: Network, on_grid: Tensor) -> Tensor:
-    """Return the scores of all channels by the ledger alone, of features on its grid."""
+    """Return the head's scores of all channels for features on the grid."""
     features = grid_of(network).standardize(on_grid)
     if network.ledger is not None:
         return network.ledger.score(features)
@@ -237,7 +236,7 @@ def known_scores(network: Network, on_grid: Tensor) -> Tensor:
 
 
 def check_sums(network: Network, sums: Sums) -> None:
-    """Refuse sums that are not of a network's features and channels, as in a damaged file."""
+    """Raise NacreError if sums do not match a network, as in a damaged file."""
     features, last = grid_of(network).channels, max(sums.channel.tolist(), default=0)
     if sums.features != features or last >= network.num_classes or not len(sums):
         raise NacreError(
@@ -246,13 +245,13 @@ def check_sums(network: Network, sums: Sums) -> None:
         )
 
 
-def put_head(network: Network, sums: Sums, ridge: float) -> None:
-    """Give a network the head that follows from sums."""
+def set_head(network: Network, sums: Sums, ridge: float) -> None:
+    """Solve for the head and put it into a network."""
     grid = grid_of(network)
-    found = solve(sums, network.num_classes, ridge)
-    grid.mean.copy_(found.mean)
-    grid.std.copy_(found.std)
-    weight, bias = SCALE * found.weight, SCALE * found.bias
+    head = solve(sums, network.num_classes, ridge)
+    grid.mean.copy_(head.mean)
+    grid.std.copy_(head.std)
+    weight, bias = SCALE * head.weight, SCALE * head.bias
     if network.ledger is not None:
         network.ledger.put_rows(weight, bias)
     else:
@@ -261,25 +260,25 @@ def put_head(network: Network, sums: Sums, ridge: float) -> None:
 
 
 def to_state(sums: Sums) -> dict[str, Tensor]:
-    """Return sums as tensors of a model file."""
+    """Return sums as the tensors of a model file."""
     return {f"sums.{name}": value for name, value in sums.tensors().items()}
 
 
 def from_state(state: dict[str, Tensor]) -> Sums:
-    """Return the sums in a model file; they stay in the CPU's memory.
+    """Return the sums of a model file, on the CPU.
 
     Raises:
-        NacreError: there are none, or they do not fit together.
+        NacreError: There are none, or their shapes do not match.
     """
     names = Sums.__dataclass_fields__
     missing = [name for name in names if f"sums.{name}" not in state]
     if missing:
-        raise NacreError(f"the model file keeps no sums: {missing[0]} is missing")
+        raise NacreError(f"the model file has no sums: {missing[0]} is missing")
     return Sums(**{name: state[f"sums.{name}"].cpu() for name in names})
 
 
 Products = dict[tuple[int, int], Tensor]
-"""D+1,D+1 in float64 by folder and channel, see `PixelSums.products`."""
+"""Float64 matrices D+1,D+1 by folder and channel (`PixelSums.products`)."""
 
 
 @dataclass
@@ -288,105 +287,96 @@ class Counted:
 
     Attributes:
         products: The sums over pixels.
-        said: C,C in float64, how often a decoder beside the ledger says what on pixels of each
-            class.
+        confusion: C,C in float64: the sums of the decoder's probabilities (columns) over the pixels
+            of each class (rows), if there is a decoder beside the ledger.
     """
 
     products: Products
-    said: Tensor
+    confusion: Tensor
 
 
 @torch.no_grad()
 def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Counted:
-    """Return the sums over the pixels of images, in the CPU's memory.
+    """Return the sums over the pixels of images, on the CPU.
 
-    Args:
-        network: makes the features; background that the first channels of its head take for a class
-            is not counted.
-        batches: the images.
-        known: how many channels of the head do so; 0 counts all background.
+    The first `known` channels of the network's head mask the background; 0 masks none.
     """
     grid, sums = grid_of(network), defaultdict[int, PixelSums](PixelSums)
-    # Beside a network of others all that it knows itself is the rest.
+    # Beside an external network all of its own classes are the rest, channel 0.
     rest = network.ledger.own if isinstance(network.ledger, RestHead) else 0
-    said = torch.zeros(network.num_classes, network.num_classes, dtype=torch.float64)
+    confusion = torch.zeros(network.num_classes, network.num_classes, dtype=torch.float64)
     for batch in batches:
         if known and isinstance(network, DeepLab) and network.ledger is not None:
             features, stages = network.read(batch.images)
             logits = network.decode(features, stages).logits
-            said += count_said(network.ledger.says(logits, network.ledger.learned), batch.targets)
+            probabilities = network.ledger.says(logits, network.ledger.learned)
+            confusion += soft_confusion(probabilities, batch.targets)
         else:
             stages = network.read_stages(batch.images)
-        batch = continued(batch, network.covered((batch.images.shape[-2], batch.images.shape[-1])))
+        batch = pad_targets(
+            batch, network.covered((batch.images.shape[-2], batch.images.shape[-1]))
+        )
         targets = batch.targets
         if known:
-            targets = leave_out_known(batch, known_scores(network, grid.join(stages))[:, :known])
+            targets = mask_known(batch, known_scores(network, grid.join(stages))[:, :known])
         if rest:
             targets = targets.masked_fill(targets < rest, 0)
         if targets.device.type == "mps":  # Metal has no float64
-            targets, stages = targets.cpu(), tuple(one.cpu() for one in stages)
+            targets, stages = targets.cpu(), tuple(stage.cpu() for stage in stages)
         maps, rows, coarse = grid.parts(stages)
         sums[batch.folder].add(maps, rows, targets, coarse)
     products = {
         (folder, channel): product.cpu()
-        for folder, one in sums.items()
-        for channel, product in one.products().items()
+        for folder, folder_sums in sums.items()
+        for channel, product in folder_sums.products().items()
     }
-    return Counted(products, said)
+    return Counted(products, confusion)
 
 
-def count_said(said: Tensor, targets: Tensor) -> Tensor:
-    """Return what a decoder says on the pixels of each class, C,C in float64.
-
-    Args:
-        said: N,C,h,w, its probabilities.
-        targets: N,H,W.
-    """
-    count, size = said.shape[1], (said.shape[-2], said.shape[-1])
-    found = torch.zeros(count, count, dtype=torch.float64)
+def soft_confusion(probabilities: Tensor, targets: Tensor) -> Tensor:
+    """Return the sums C,C of probabilities N,C,h,w over the pixels of each class in N,H,W."""
+    count, size = probabilities.shape[1], (probabilities.shape[-2], probabilities.shape[-1])
+    confusion = torch.zeros(count, count, dtype=torch.float64)
     for channel in range(count):
-        mine = targets == channel
-        if bool(mine.any()):
-            share = F.adaptive_avg_pool2d(mine.to(said)[:, None], size)
-            found[channel] = (said * share).sum((0, 2, 3)).cpu().double()
-    return found
+        is_class = targets == channel
+        if bool(is_class.any()):
+            share = F.adaptive_avg_pool2d(is_class.to(probabilities)[:, None], size)
+            confusion[channel] = (probabilities * share).sum((0, 2, 3)).cpu().double()
+    return confusion
 
 
-def put_origins(step: Step, counted: Counted) -> None:
-    """Give the step's new classes, as a decoder beside the ledger sees them, their origins."""
+def set_origins(step: Step, counted: Counted) -> None:
+    """Set the origins of the new classes: the decoder's predictions on their pixels."""
     ledger, new = step.network.ledger, slice(step.growth.first_new, None)
     if isinstance(ledger, LedgerHead) and step.growth.num_old:
-        said = counted.said[new].to(ledger.origins)
-        pixels = said.sum(1, keepdim=True)
-        measured = said / pixels.clamp(min=LEAST) + LEAST
-        ledger.origins[new] = torch.where(pixels > 0, measured, ledger.origins[new])
+        predicted = counted.confusion[new].to(ledger.origins)
+        pixels = predicted.sum(1, keepdim=True)
+        shares = predicted / pixels.clamp(min=LEAST) + LEAST
+        ledger.origins[new] = torch.where(pixels > 0, shares, ledger.origins[new])
 
 
 def total(step: Step, shares: Iterable[Counted]) -> Counted:
-    """Return the sums of all shares of all processes, in the CPU's memory."""
+    """Return the sums of all shares of all processes, on the CPU."""
     products: Products = {}
-    said = torch.zeros(step.num_classes, step.num_classes, dtype=torch.float64)
+    confusion = torch.zeros(step.num_classes, step.num_classes, dtype=torch.float64)
     for share in shares:
-        said += share.said
-        for place, product in share.products.items():
-            products[place] = products[place].add_(product) if place in products else product
-    found: Products = {}
+        confusion += share.confusion
+        for key, product in share.products.items():
+            products[key] = products[key].add_(product) if key in products else product
+    totals: Products = {}
     side = grid_of(step.network).channels + 1
-    for place in sorted({one for places in step.dist.all(list(products)) for one in places}):
-        mine = products.pop(place, None)
-        if mine is None:
-            mine = torch.zeros(side, side, dtype=torch.float64)
-        if step.dist.device.type == "cuda" and step.dist.world_size > 1:
-            mine = mine.to(step.dist.device)  # nccl is faster than gloo
-        found[place] = step.dist.sum(mine).cpu()
-    said = said.to(step.dist.device) if step.dist.device.type == "cuda" else said
-    return Counted(found, step.dist.sum(said).cpu())
+    # A process may lack classes that others have.
+    for key in sorted({key for keys in step.dist.all(list(products)) for key in keys}):
+        own = products.pop(key, None)
+        own = torch.zeros(side, side, dtype=torch.float64) if own is None else own
+        totals[key] = step.dist.sum(own).cpu()
+    return Counted(totals, step.dist.sum(confusion).cpu())
 
 
-def joined(before: Sums | None, step: Step, products: Products) -> Sums:
-    """Return the sums before a step with those that the step's images have."""
-    rows = [] if before is None else [before]
+def append_sums(before: Sums | None, step: Step, products: Products) -> Sums:
+    """Return the sums before a step with those of the step's images."""
+    sums = [] if before is None else [before]
     for folder in sorted({folder for folder, _ in products} or {0}):
-        mine = {channel: one for (where, channel), one in products.items() if where == folder}
-        rows.append(from_products(step.number, mine, folder))
-    return join(rows)
+        own = {channel: value for (where, channel), value in products.items() if where == folder}
+        sums.append(from_products(step.number, own, folder))
+    return join(sums)

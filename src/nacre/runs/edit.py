@@ -32,7 +32,7 @@ from nacre.methods.ledger import (
     check_sums,
     from_state,
     has_grid,
-    put_head,
+    set_head,
     to_state,
 )
 from nacre.models.adapter import Adapter
@@ -296,7 +296,7 @@ def _solved(model: LedgerModel, info: ModelInfo, sums: Sums) -> LedgerModel:
     else:
         own = deeplab(network)
         own.classifier = _rows(own.classifier, info.steps)
-    put_head(network, sums, model.ridge)
+    set_head(network, sums, model.ridge)
     return LedgerModel(network, info, sums)
 
 
