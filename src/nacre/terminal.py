@@ -1,8 +1,8 @@
-"""The terminal: a console that shows names as they are, and progress with the time left.
+"""The console of commands, and progress with the time left.
 
-Classes, files and folders may have any name. Names are never interpreted as rich's markup or emoji
-codes, and control characters in them are printed as numbers. Lost output (`nacre run | head`, a
-full disk) does not end a run. Progress is a bar on a terminal, and lines of a log elsewhere.
+Classes, files and folders may have any name: the console interprets no markup or emoji codes and
+prints control characters as numbers. Lost output (`nacre run | head`, a full disk) does not end a
+run. Progress is shown as bars on terminals and in notebooks, and as lines elsewhere.
 """
 
 import contextlib
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from nacre.training import events
 
 LINE_SECONDS = 30
-"""Time between two lines where the output is not a terminal."""
+"""Time between two lines of progress where bars cannot be drawn."""
 _DRAW_SECONDS = 0.1
 
 
 class Output:
-    """Passes writes on to a stream until that is closed, full or gone; later ones are dropped.
+    """A stream that survives the loss of its output: later writes are discarded.
 
     Args:
-        stream: The stream; None if the command has no output at all (``>&-``).
+        stream: The real stream; None if the command has no output (``>&-``).
     """
 
     def __init__(self, stream: IO[str] | None) -> None:
         self.stream, self.is_broken = stream, stream is None
 
     def write(self, text: str) -> int:
-        """Write the text, if that is possible."""
+        """Write a text."""
         self._try("write", text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream, if that is possible."""
+        """Flush the stream."""
         self._try("flush")
 
     def isatty(self) -> bool:
@@ -73,21 +73,21 @@ class Output:
             getattr(self.stream, name)(*values)
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             self.is_broken = True
-            self._give_up(error)
+            self._discard(error)
 
-    def _give_up(self, error: Exception) -> None:
-        """Report lost output once and discard the rest: it must not fail when Python ends."""
+    def _discard(self, error: Exception) -> None:
+        """Report the loss, and redirect the stream so that it does not fail when Python exits."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             reason = getattr(error, "strerror", None) or str(error)
             print(f"the output is lost ({reason}); the work continues", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())  # type: ignore[union-attr]
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.stream.fileno())  # type: ignore[union-attr]
+            os.close(null)
 
 
 class PlainConsole(Console):
-    """A console without markup, on which text is only text."""
+    """A console that prints texts without interpreting them."""
 
     def __init__(self, file: IO[str] | None = None, **options: Any) -> None:
         super().__init__(file=file, markup=False, emoji=False, **options)
@@ -95,7 +95,7 @@ class PlainConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render something, with control characters made visible."""
+        """Render an object; replace control characters by their codes."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -104,7 +104,7 @@ class PlainConsole(Console):
 
 
 def accept_any_character() -> None:
-    """Show a question mark for a character that the output's encoding lacks instead of failing."""
+    """Print a question mark for each character that the output's encoding does not have."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
@@ -112,14 +112,14 @@ def accept_any_character() -> None:
 
 
 def can_draw(console: Console) -> bool:
-    """Return whether bars can be drawn; a notebook without widgets gets lines, as a file does."""
+    """Return True if bars can be drawn: on a terminal, or in a notebook with widgets."""
     has_widgets = console.is_jupyter and find_spec("ipywidgets") is not None
     return console.is_terminal or has_widgets
 
 
 @contextlib.contextmanager
 def progress_bar(title: str) -> Iterator[passes.Progress]:
-    """Show a bar with the time left for one pass over many files, where bars can be drawn."""
+    """Show a bar with the time left for a pass over many items, if bars can be drawn."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -133,7 +133,7 @@ def progress_bar(title: str) -> Iterator[passes.Progress]:
         last = 0.0
 
         def show(done: int, total: int) -> None:
-            # Updating the bar takes a tenth of the time of reading a mask.
+            # Updating the bar takes a tenth of the time that reading a mask takes.
             nonlocal last
             now = time.monotonic()
             if now - last > _DRAW_SECONDS or done == total:
@@ -144,14 +144,14 @@ def progress_bar(title: str) -> Iterator[passes.Progress]:
 
 
 class Display:
-    """Base of live displays: draws on a terminal; elsewhere its owner prints lines."""
+    """Base class of live displays; subclasses print lines where nothing can be drawn."""
 
     def __init__(self, console: Console, drawing: Live | Progress) -> None:
         self.console, self._drawing = console, drawing
         self._draws = can_draw(console)
 
     def __enter__(self) -> Self:
-        """Begin to draw."""
+        """Start drawing."""
         if self._draws:
             self._drawing.start()
         return self
@@ -162,13 +162,13 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop drawing: bars disappear, a table stays as it was last."""
+        """Stop drawing: bars disappear, a table remains."""
         if self._draws:
             self._drawing.stop()
 
 
 class RunDisplay(Display):
-    """Shows a run by its events."""
+    """Shows the progress of a run; it is an observer of the run's events."""
 
     def __init__(self, console: Console) -> None:
         self.total = 0
@@ -182,27 +182,27 @@ class RunDisplay(Display):
             TextColumn("{task.fields[note]}"),
             console=console,
             transient=True,
-            # Average the speed for long enough to include testing and a change of methods.
+            # The speed is averaged for long enough to include testing.
             speed_estimate_period=60,
         )
         super().__init__(console, self.progress)
-        self.whole: TaskID | None = None
-        self.now: TaskID | None = None
+        self.run_bar: TaskID | None = None
+        self.step_bar: TaskID | None = None
         self.label = ""
-        self.began = self.last_line = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
         self.done = 0
 
     def __call__(self, event: "events.Event") -> None:
         """Show an event."""
-        from nacre.training import events  # `nacre --help` needs none of it
+        from nacre.training import events  # slow to import, and not needed by `nacre --help`
 
         match event:
             case events.RunBegan():
                 self._begin_run(event)
             case events.StepSkipped():
-                self._leave_out(event.iterations)
-                taken = event.taken_from
-                how = f"taken from {taken}, not learned again" if taken else "done before"
+                self._skip(event.iterations)
+                source = event.taken_from
+                how = f"taken from {source}, not learned again" if source else "done before"
                 self._print(f"  step {event.step}: {how}", "dim")
             case events.StepAwaited():
                 self._print(f"  step {event.step}: waiting for another run that learns it", "dim")
@@ -210,9 +210,9 @@ class RunDisplay(Display):
                 self._begin_step(event)
             case events.Iterated():
                 self._advance(event)
-            case events.Trained() if self.now is not None:
+            case events.Trained() if self.step_bar is not None:
                 losses = "  ".join(f"{name} {value:.3f}" for name, value in event.losses.items())
-                self.progress.update(self.now, note=losses)
+                self.progress.update(self.step_bar, note=losses)
             case events.StepUsable():
                 text = f"  step {event.step}: first model after {event.seconds:.0f} s: {event.path}"
                 text += "; now the decoder is trained"
@@ -223,12 +223,12 @@ class RunDisplay(Display):
                 self._print(f"  step {event.step}: {chosen_line(event)}")
             case events.StepLearned():
                 self._replace(f"{self.label} step {event.step}: testing", 1, 0)
-            case events.ImagesTested() if self.now is not None:
-                self.progress.update(self.now, total=event.of, advance=event.images)
+            case events.ImagesTested() if self.step_bar is not None:
+                self.progress.update(self.step_bar, total=event.of, advance=event.images)
             case events.StepTested():
                 self.console.print(f"  step {event.step}: {format_means(event.mean_iou)}")
-                self._remove(self.now)
-                self.now = None
+                self._remove(self.step_bar)
+                self.step_bar = None
             case events.Saved():
                 self._print(f"  saved in step {event.step} at iteration {event.iteration}", "dim")
 
@@ -240,30 +240,30 @@ class RunDisplay(Display):
         self.console.print(Text.assemble((event.method, "bold"), what), highlight=False)
         if event.weights.startswith("random"):
             self._print(f"  weights: {event.weights}", "yellow")
-        self._remove(self.whole)  # a search has many runs
+        self._remove(self.run_bar)  # `nacre tune` has many runs
         self.total, self.done = sum(event.iterations), 0
-        self.began = time.monotonic()
-        self.whole = self.progress.add_task("all steps", total=self.total, note="")
+        self.start_time = time.monotonic()
+        self.run_bar = self.progress.add_task("all steps", total=self.total, note="")
 
     def _begin_step(self, event: "events.StepBegan") -> None:
-        again = f", resuming at iteration {event.first}" if event.first else ""
+        resumed = f", resuming at iteration {event.first}" if event.first else ""
         names = abbreviate(event.classes, 6)
         images = "1 image" if event.images == 1 else f"{event.images:,} images"
-        self._print(f"  step {event.step}: {names} ({images}){again}")
-        self._leave_out(event.first)
+        self._print(f"  step {event.step}: {names} ({images}){resumed}")
+        self._skip(event.first)
         self._replace(f"{self.label} step {event.step}", event.iterations, event.first)
 
     def _advance(self, event: "events.Iterated") -> None:
         self.done += 1
-        if self.whole is not None:
-            self.progress.advance(self.whole)
-        if self.now is not None:
-            self.progress.update(self.now, completed=event.iteration)
+        if self.run_bar is not None:
+            self.progress.advance(self.run_bar)
+        if self.step_bar is not None:
+            self.progress.update(self.step_bar, completed=event.iteration)
         if self._draws or time.monotonic() - self.last_line <= LINE_SECONDS:
             return
         self.last_line = time.monotonic()
         fraction = self.done / max(self.total, 1)
-        left = (self.last_line - self.began) * (1 - fraction) / max(fraction, 1e-9)
+        left = (self.last_line - self.start_time) * (1 - fraction) / max(fraction, 1e-9)
         self._print(
             f"  {self.label} step {event.step}: iteration {event.iteration}, "
             f"{fraction:.0%} of everything, about {left / 60:.1f} min left"
@@ -277,39 +277,41 @@ class RunDisplay(Display):
             self.progress.remove_task(task)
 
     def _replace(self, description: str, total: int, completed: int) -> None:
-        self._remove(self.now)
-        self.now = self.progress.add_task(description, total=total, completed=completed, note="")
+        self._remove(self.step_bar)
+        self.step_bar = self.progress.add_task(
+            description, total=total, completed=completed, note=""
+        )
 
-    def _leave_out(self, count: int) -> None:
+    def _skip(self, count: int) -> None:
         """Subtract updates that are not made, so that they do not change the time left."""
         self.total -= count
-        if self.whole is not None:
-            self.progress.update(self.whole, total=self.total)
+        if self.run_bar is not None:
+            self.progress.update(self.run_bar, total=self.total)
 
 
 def abbreviate(names: Sequence[str], limit: int = 8) -> str:
-    """Join names with commas; count those beyond a limit."""
+    """Join names with commas; replace those beyond a limit by their number."""
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 def judged_line(event: "events.StepJudged") -> str:
-    """Return a line that tells whether a decoder's updates are kept."""
+    """Return a line about the test of a decoder's updates."""
     means = f"mean IoU {100 * event.after:.1f} with them, {100 * event.before:.1f} without"
     if not event.kept:
         return f"the decoder's updates are not kept: {means}"
-    named = ", ".join(event.classes) or "no class"
-    return f"the decoder's updates are kept: {means}; it scores {named}, the ledger all classes"
+    names = ", ".join(event.classes) or "no class"
+    return f"the decoder's updates are kept: {means}; it scores {names}, the ledger all classes"
 
 
 def chosen_line(event: "events.OptionsChosen") -> str:
-    """Return a line with the prediction options that held-out images decided on."""
+    """Return a line about the prediction options that were chosen on held-out images."""
     options = [("the mirrored image", event.mirror), ("edges", event.edges)]
-    named = " and ".join(name for name, is_chosen in options if is_chosen)
-    if not named:
+    names = " and ".join(name for name, is_chosen in options if is_chosen)
+    if not names:
         return "predictions use neither the mirrored image nor edges: no gain on held-out images"
     means = f"mean IoU {100 * event.after:.1f} on held-out images, {100 * event.before:.1f} without"
-    return f"predictions use {named}: {means}"
+    return f"predictions use {names}: {means}"
 
 
 def format_means(means: dict[str, Any]) -> str:

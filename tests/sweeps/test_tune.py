@@ -130,7 +130,7 @@ def measured(monkeypatch):
 def test_the_highest_weight_that_passes_is_written_as_a_config(measured, tmp_path):
     tuning = tune(config_of("lwf"), tmp_path / "out")
     assert tuning.weight == 50
-    assert tuning.least == pytest.approx(0.8 * FINE_TUNING)
+    assert tuning.min_accuracy == pytest.approx(0.8 * FINE_TUNING)
     assert measured.tried[0] == ("ft", None, 0.01)
     assert len(measured.tried) <= 1 + 4
     tuned = build_config(file=tmp_path / "out" / "tuned.yaml")

@@ -1,4 +1,4 @@
-"""Commands for your own model: learn a step, forget, merge, and the model's history."""
+"""Commands that change a model or show its history: learn, forget, merge, history."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -154,16 +154,16 @@ def history(model: app.ModelPath, json: app.Json = False) -> None:
 
     path = find_model(model)
     info = read_info(path)
-    beside = path.with_name("metrics.json")
-    figures = Measured.load(beside).iou if beside.exists() else None
+    metrics = path.with_name("metrics.json")
+    iou = Measured.load(metrics).iou if metrics.exists() else None
     if json:
-        app.print_json({"classes": info.classes, "history": info.history, "iou": figures})
+        app.print_json({"classes": info.classes, "history": info.history, "iou": iou})
         return
-    app.make_console().print(history_table(model, info, figures))
+    app.make_console().print(history_table(model, info, iou))
 
 
 def _show_edited(model: "Model", note: str) -> None:
-    """Print a model's history, and a note if it has a trained decoder beside its ledger."""
+    """Print a model's history, and a note if it has a trained decoder as well as a ledger."""
     assert model.path is not None
     console = app.make_console()
     console.print(history_table(model.path.parent, model.info, None))
@@ -174,24 +174,24 @@ def _show_edited(model: "Model", note: str) -> None:
 
 
 def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
-    """Return a step's new classes, its data and its training as lines."""
+    """Return the new classes, the data and the training of a step as lines."""
     lines = [Text(f"new: {', '.join(data.new)}", "bold")]
-    for one in data.sets:
-        hidden = data.training_mapping(one).hidden
-        count = len(one.train_index)
+    for folder in data.sets:
+        hidden = data.training_mapping(folder).hidden
+        count = len(folder.train_index)
         images = "1 image labels" if count == 1 else f"{count:,} images label"
-        text = f"{one.name}: {images} {abbreviate(one.labeled)}"
+        text = f"{folder.name}: {images} {abbreviate(folder.labeled)}"
         text += f"; its background may hide {abbreviate(hidden)}" if hidden else ""
         lines.append(Text(text))
-        known = [name for name in one.unlabeled if name in data.known]
+        known = [name for name in folder.unlabeled if name in data.known]
         if known and hidden:
-            text = f"{one.name} names {abbreviate(known)} but labels no pixel: treated as hidden"
+            text = f"{folder.name} names {abbreviate(known)} but labels no pixel: treated as hidden"
             lines.append(Text(text, "yellow"))
     return Group(*lines, *(Text(line, "dim") for line in how))
 
 
 def learn_table(metrics: dict[str, Any]) -> RenderableType:
-    """Return a table of every class before and after a step, with notes below it."""
+    """Return a table of the classes before and after a step, with notes."""
     from nacre.report.page import class_rows
 
     table = Table(
@@ -231,8 +231,8 @@ def _class_cells(row: dict[str, Any]) -> list[str | Text]:
     return [Text(row["name"]), *figures, row["verdict"].get("word", ""), Text(tests)]
 
 
-def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None) -> RenderableType:
-    """Return the steps that made a model as a table."""
+def history_table(path: Path, info: "ModelInfo", iou: dict[str, Any] | None) -> RenderableType:
+    """Return a table of the steps of a model, and a line with its IoUs, if there are any."""
     from nacre.report.results import percent
 
     count = len(info.classes) - 1
@@ -249,7 +249,7 @@ def history_table(path: Path, info: "ModelInfo", figures: dict[str, Any] | None)
             Text(str(entry.get("method", ""))),
             Text(str(entry.get("when", ""))[:16].replace("T", " ")),
         )
-    if figures is None:
+    if iou is None:
         return table
-    values = [f"{name} {percent(value)}" for name, value in figures.items() if value is not None]
+    values = [f"{name} {percent(value)}" for name, value in iou.items() if value is not None]
     return Group(table, Text(f"IoU % after the last step: {', '.join(values)}"))

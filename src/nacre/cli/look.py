@@ -66,14 +66,13 @@ def config(
 
 
 def methods_table(entries: "Mapping[str, MethodEntry]") -> RenderableType:
-    """Return all methods as a table."""
+    """Return a table of the methods."""
     caption = (
-        "`nacre methods NAME` shows the equations and the config keys of one. The default is duo "
+        "`nacre methods NAME` shows the equations and config keys of a method. The default is duo "
         "on pretrained weights, and mib without them and under the presets of the paper."
     )
-    table = Table(title="methods", title_justify="left", caption=caption, caption_justify="left")
-    for column in ("name", "in tables", "what it does", "paper"):
-        table.add_column(column)
+    table = Table("name", "in tables", "what it does", "paper", title="methods", caption=caption)
+    table.title_justify = table.caption_justify = "left"
     for name, entry in entries.items():
         table.add_row(name, entry.title, entry.summary, entry.paper)
     return table
@@ -85,11 +84,10 @@ def explain(method: "type[Method]", entry: "MethodEntry") -> RenderableType:
 
     about = inspect.getdoc(sys.modules[method.__module__]) or entry.summary
     title = Text(f"{method.name}: {entry.summary}", "bold")
-    options = Table(title=f"\n--set method.…  for {method.name}", title_justify="left")
-    for column in ("key", "default", "what it is"):
-        options.add_column(column)
+    options = Table("key", "default", "what it is", title_justify="left")
+    options.title = f"\n--set method.…  for {method.name}"
     fields, common = method.Config.model_fields, MethodConfig.model_fields
-    for key, field in sorted(fields.items(), key=lambda one: one[0] in common):
+    for key, field in sorted(fields.items(), key=lambda item: item[0] in common):
         if key != "name" and key not in method.Config.refused:
             value = ", ".join(field.default) if key == "freeze" else str(field.default)
             options.add_row(key, value, field.description)
@@ -97,7 +95,7 @@ def explain(method: "type[Method]", entry: "MethodEntry") -> RenderableType:
 
 
 def _join_lines(text: str) -> str:
-    """Join the lines of each paragraph so that the terminal wraps them; keep formulas."""
+    """Join the lines of each paragraph so that the terminal wraps them; keep equations."""
     return "\n\n".join(
         paragraph if paragraph.startswith(" ") else " ".join(paragraph.splitlines())
         for paragraph in text.split("\n\n")
@@ -130,7 +128,7 @@ def data(
 
 
 def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSource":
-    """Open a folder by its path, or a named data set by its root."""
+    """Open a data folder, or a data set in the folder `root`."""
     from nacre.data import DATASETS, find_dataset
     from nacre.data.source import FileSource
 
@@ -142,7 +140,7 @@ def _open_files(name: str, root: Path | None, classes: Path | None) -> "FileSour
     values = {"root": root} if classes is None else {"root": root, "classes": classes}
     source = row.open(check(row.config, values, f"the data set {name!r}"))
     if not isinstance(source, FileSource):
-        raise NacreError(f"the data set {name!r} is not in files: there is nothing to check")
+        raise NacreError(f"the data set {name!r} has no files to check")
     return source
 
 
@@ -162,7 +160,7 @@ def plan(
     set_: app.Set = None,
     json: app.Json = False,
 ) -> None:
-    """Show the images and classes of each step of a scenario, or list what there is."""
+    """Show the images and classes of each step of a scenario, or list all scenarios."""
     from nacre.scenarios.scenario import make_plan, plan_as_json
 
     if scenario is None:
@@ -183,7 +181,7 @@ def plan(
 
 
 def report_tables(report: "DataReport") -> Group:
-    """Return the report of a data folder: its classes, and what is wrong."""
+    """Return the report on a data folder: a table of its classes, then its problems."""
     from nacre.data.index import images_by_label, pixels_by_label
 
     table = Table(title=f"classes of {report.root}", title_justify="left")
@@ -206,7 +204,7 @@ def report_tables(report: "DataReport") -> Group:
 
 
 def _sentences(report: "DataReport") -> Iterator[str]:
-    """Yield the number of images, the problems with their remedies, and the verdict."""
+    """Yield the numbers of images, the problems and the verdict of a report."""
     yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
     for split in report.splits:
         kinds = Counter(problem.kind for problem in split.problems)
@@ -243,7 +241,7 @@ def _sentences(report: "DataReport") -> Iterator[str]:
 
 
 def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:
-    """Return a table of each step's classes, images and hidden classes."""
+    """Return a table of the classes, images and hidden classes of each step."""
     table = Table(title=f"{scenario.name}: what each step learns from", title_justify="left")
     table.add_column("step", justify="right")
     table.add_column("learns", ratio=3)
@@ -271,19 +269,17 @@ def _hidden(step: "StepPlan") -> Text:
 
 
 def scenarios_table() -> RenderableType:
-    """Return tables of the data sets and of the scenario files that come with nacre."""
+    """Return tables of the data sets and of the scenarios that come with nacre."""
     from nacre.data import DATASETS
     from nacre.scenarios.scenario import read_scenario, shipped_scenarios
 
-    data = Table(title="data / task / setup", title_justify="left")
-    for column in ("data", "what it is", "tasks, for example", "setups"):
-        data.add_column(column)
-    for name, one in DATASETS.items():
-        data.add_row(name, one.about, ", ".join(one.examples), ", ".join(one.setups))
-    files = Table(title="scenarios that come with nacre", title_justify="left")
-    for column in ("name", "data", "setup", "what it is"):
-        files.add_column(column)
+    columns = ("data", "what it is", "tasks, for example", "setups")
+    data = Table(*columns, title="data / task / setup", title_justify="left")
+    for name, entry in DATASETS.items():
+        data.add_row(name, entry.about, ", ".join(entry.examples), ", ".join(entry.setups))
+    columns = ("name", "data", "setup", "what it is")
+    files = Table(*columns, title="scenarios that come with nacre", title_justify="left")
     for name in shipped_scenarios():
-        written = read_scenario(name)
-        files.add_row(name, written.data, written.setup, written.about)
+        scenario = read_scenario(name)
+        files.add_row(name, scenario.data, scenario.setup, scenario.about)
     return Group(data, files)

@@ -1,4 +1,4 @@
-"""Commands that measure and compare finished runs: eval, table, report; result tables in rich."""
+"""Commands that test and compare finished runs: eval, table, report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nacre.report.tables import ResultTable
 
 PADDING = 3
-"""Characters beside a column of a table."""
+"""Number of characters around a column of a table."""
 FORMATS = ("terminal", "markdown", "latex", "csv")
 
 
@@ -115,7 +115,7 @@ def report(
 
 
 def class_table(metrics: dict[str, Any]) -> RenderableType:
-    """Return the IoU of each class and the means, with and without the background."""
+    """Return a table of the IoU of each class and of the means."""
     from nacre.report.results import percent
 
     table = Table(
@@ -134,9 +134,9 @@ def class_table(metrics: dict[str, Any]) -> RenderableType:
 
 
 def print_table(console: Console, table: "ResultTable") -> None:
-    """Print a table with all its columns, in several blocks if it is too wide."""
+    """Print a table; if it is wider than the terminal, print it in several blocks of columns."""
     if not console.is_terminal:
-        # A file or a pipe has no width that a line must fit into.
+        # A file or a pipe has no width.
         headings = sum(len(heading) for heading, _ in table.headings())
         console.width = max(console.width, sum(_widths(table)) + headings + PADDING)
     for block in _to_rich(table, console.width):

@@ -107,7 +107,7 @@ def export(
     out = out or Path("model.html" if page else "model.onnx")
     if page and out.suffix.lower() != ".html":
         raise NacreError(f"--page writes an HTML file, and {out} does not end in .html")
-    find_export(out)  # a mistake is told before models are opened
+    find_export(out)  # reports a wrong suffix before models are opened
     named = [_named(model) for model in models]
     with app.make_console().status("tracing and comparing with torch"):
         text = export_models(named, out, form="fp16" if fp16 else "fp32")
@@ -154,7 +154,7 @@ def serve(
 
 
 def _open_onnx(model: Path, threads: int) -> "OnnxModel":
-    """Open an ONNX file, or a model that is exported first."""
+    """Open an ONNX file; export a model of another format first."""
     from nacre.export.onnx_file import OnnxModel, export_onnx
 
     if model.suffix == ".onnx":
@@ -169,7 +169,7 @@ def _open_onnx(model: Path, threads: int) -> "OnnxModel":
 
 
 def _display_name(model: Path) -> str:
-    """Return a model's name for display: its folder, with the run's folder for a step."""
+    """Return the name of a model for display: its folder, or run folder and step folder."""
     if model.suffix == ".onnx":
         return model.stem
     path = model.parent if model.is_file() else model

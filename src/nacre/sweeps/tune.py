@@ -1,21 +1,20 @@
 """The search for a method's loss weight without old data, as in the paper's supplement.
 
-    1. step 0 is learned once and shared by all trials (`nacre.runs.step_cache`);
-    2. fine-tuning learns the first incremental step with each learning rate that is offered; the
-       best accuracy on the new classes chooses the rate and is the measure;
-    3. the method learns the same step with weights A * 10^B, A in {1, 5}, B in -3..3; the highest
-       one with which it loses at most 20 % of that accuracy is chosen, for all later steps too:
+    1. Step 0 is learned once and shared by all trials (`nacre.runs.step_cache`).
+    2. Fine-tuning learns the first incremental step with each learning rate that the user gives.
+       The rate with the best accuracy on the new classes is chosen.
+    3. The method learns the same step with weights A * 10^B, A in {1, 5}, B in -3..3. The highest
+       weight that loses at most 20 % of that accuracy is chosen, for all later steps:
 
            accuracy(weight) >= (1 - 0.2) * accuracy(fine-tuning)
 
-The heavier the weight, the more is kept and the less is learned, so the accuracy falls as the
-weight grows, and halving the grid finds the last weight that passes in four trials of 14. The
-accuracy is the mean IoU of the new classes, without the background, on a fifth of the step's
-images, which is held out. Both weights of `ilt` are tried as one value, as in the supplement. A
-method whose step 0 is not learned by cross-entropy (`lwf-mc`) is measured against itself with the
-weight 0, which is fine-tuning with its own loss: step 0 stays the same.
+A higher weight keeps more and learns less, so the accuracy falls as the weight grows, and a binary
+search over the 14 weights needs at most four trials. The accuracy is the mean IoU of the new
+classes, without the background, on a fifth of the step's images, which is held out. Both weights of
+`ilt` have the same value, as in the supplement. If a method does not learn step 0 by cross-entropy
+(`lwf-mc`), fine-tuning is the method with weight 0, so that both start from the same step 0.
 
-Every trial is a folder of its own, so that an interrupted search resumes where it stopped.
+Each trial has its own folder, so that an interrupted search resumes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,40 +42,41 @@ from nacre.utils.distributed import init_distributed
 from nacre.utils.io import remove_temporaries, save_json, save_text
 
 WEIGHTS = tuple(float(f"{a}e{b}") for b in range(-3, 4) for a in (1, 5))
-TOLERATED = 0.2
+MAX_LOSS = 0.2
 HELD_OUT = 0.2
 FIRST = 1
-"""The step that trials learn: the first incremental one."""
+"""The step that trials learn: the first incremental step."""
 
 
-def next_weight(found: Mapping[float, float], least: float) -> float | None:
-    """Return the weight to try next, or None when the highest that passes is known.
+def next_weight(accuracies: Mapping[float, float], min_accuracy: float) -> float | None:
+    """Return the weight to try next; None if the highest weight that passes is known.
 
     Args:
-        found: Accuracy by weight, of those that were tried.
-        least: The accuracy that passes.
+        accuracies: Accuracy by weight, for the weights that were tried.
+        min_accuracy: Accuracy that passes.
     """
-    passes = [i for i, weight in enumerate(WEIGHTS) if weight in found and found[weight] >= least]
-    below = max(passes, default=-1)
-    fails = [i for i, weight in enumerate(WEIGHTS) if weight in found and i > below]
-    above = min(fails, default=len(WEIGHTS))
-    return WEIGHTS[(below + above) // 2] if above - below > 1 else None
+    tried = [i for i, weight in enumerate(WEIGHTS) if weight in accuracies]
+    passed = [i for i in tried if accuracies[WEIGHTS[i]] >= min_accuracy]
+    low = max(passed, default=-1)
+    high = min((i for i in tried if i > low), default=len(WEIGHTS))
+    return WEIGHTS[(low + high) // 2] if high - low > 1 else None
 
 
-def highest(found: Mapping[float, float], least: float) -> float | None:
-    """Return the highest weight that passes, or None if none of those tried does."""
-    return max((weight for weight, accuracy in found.items() if accuracy >= least), default=None)
+def highest(accuracies: Mapping[float, float], min_accuracy: float) -> float | None:
+    """Return the highest weight that passes; None if no weight does."""
+    passed = [weight for weight, accuracy in accuracies.items() if accuracy >= min_accuracy]
+    return max(passed, default=None)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A config that was tried.
+    """A trial of a weight or a learning rate.
 
     Attributes:
-        name: The name of its folder.
-        rate: The learning rate.
-        weight: The method's weight; None for fine-tuning.
-        accuracy: The mean IoU of the new classes; 0 if it diverged.
+        name: Name of its folder.
+        rate: Learning rate.
+        weight: Weight of the method; None for fine-tuning.
+        accuracy: Mean IoU of the new classes; 0 if it diverged.
         diverged: True if the losses became infinite.
     """
 
@@ -86,30 +86,30 @@ class Trial:
     accuracy: float
     diverged: bool = False
 
-    def line(self, least: float | None) -> str:
-        """Return the trial as a line, with its verdict once the accuracy that passes is known."""
-        figures = f"learning rate {self.rate:g}: mIoU of new classes {100 * self.accuracy:.1f}"
-        word = "diverged" if self.diverged else ""
-        if least is not None and not word:
-            word = "passes" if self.accuracy >= least else "too low"
-        return f"{self.name}, {figures}" + (f": {word}" if word else "")
+    def line(self, min_accuracy: float | None) -> str:
+        """Return the trial as a line, with a verdict if the accuracy that passes is known."""
+        result = f"learning rate {self.rate:g}: mIoU of new classes {100 * self.accuracy:.1f}"
+        verdict = "diverged" if self.diverged else ""
+        if min_accuracy is not None and not verdict:
+            verdict = "passes" if self.accuracy >= min_accuracy else "too low"
+        return f"{self.name}, {result}" + (f": {verdict}" if verdict else "")
 
 
 @dataclass
 class Tuning:
-    """A search: what was tried, and what that chose.
+    """The trials and the result of a search.
 
     Attributes:
-        method: The method whose weight is chosen.
+        method: Name of the method.
         trials: The trials in order.
-        least: The accuracy that passes, once fine-tuning's is known.
-        rate: The learning rate that fine-tuning chose.
-        weight: The weight that was chosen.
+        min_accuracy: Accuracy that passes; None before fine-tuning.
+        rate: Chosen learning rate; None before fine-tuning.
+        weight: Chosen weight; None before the end.
     """
 
     method: str
     trials: list[Trial] = field(default_factory=list)
-    least: float | None = None
+    min_accuracy: float | None = None
     rate: float | None = None
     weight: float | None = None
 
@@ -118,11 +118,11 @@ class Tuning:
 class TrialData(ScenarioData):
     """The data of trials: a fifth of the first incremental step's images is held out.
 
-    Held-out images have the step's own labels, as in training: new classes by name and all else,
-    old classes too, as background; they are not augmented and borders are ignored, as in a test.
+    Held-out images have the labels of training: the new classes, and all others as background. They
+    are not augmented and borders are ignored, as in a test.
 
     Attributes:
-        whole: The scenario of a run; its index is read once for all trials.
+        whole: Data of the whole scenario. All trials share its index.
     """
 
     whole: ScenarioData
@@ -130,28 +130,28 @@ class TrialData(ScenarioData):
     @classmethod
     def of(cls, whole: ScenarioData) -> "TrialData":
         """Return the data of all trials on a scenario."""
-        values = {one.name: getattr(whole, one.name) for one in fields(whole)}
+        values = {item.name: getattr(whole, item.name) for item in fields(whole)}
         return cls(**values, whole=whole)
 
     @property
     def train_index(self) -> LabelIndex:
-        """The whole scenario's index."""
+        """The index of the training images."""
         return self.whole.train_index
 
     @property
     def val_index(self) -> LabelIndex:
-        """The index of the training images: the test images are not for choosing weights."""
+        """The index of the training images: test images must not choose weights."""
         return self.whole.train_index
 
     @cached_property
     def image_lists(self) -> ImageLists:
-        """The training images of all steps, without those held out."""
+        """The training images of all steps, without the held-out images."""
         before, first, *later = self.whole.image_lists
         kept, _ = split(first, self.seed)
         return (before, kept, *later)
 
     def eval_dataset(self, step: int) -> EvalDataset:
-        """Return the held-out images with the labels of the step alone."""
+        """Return the held-out images, with the labels of the step only."""
         if step != FIRST:
             return self.whole.eval_dataset(step)
         _, held_out = split(self.whole.image_lists[FIRST], self.seed)
@@ -162,7 +162,7 @@ class TrialData(ScenarioData):
 
 
 def split(images: Sequence[int], seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Split images at random into those to learn from and those held out, 80 to 20."""
+    """Split images at random into training and held-out images, 80 to 20."""
     order = np.random.default_rng([seed, len(images)]).permutation(len(images))
     held_out = {int(i) for i in order[: max(1, round(HELD_OUT * len(images)))]}
     kept = tuple(image for i, image in enumerate(images) if i not in held_out)
@@ -174,8 +174,8 @@ def accuracy(metrics: Mapping[str, Any]) -> float:
     value = metrics["mean_iou"]["new_without_background"]
     if value is None:
         raise NacreError(
-            "no held-out image contains a pixel of a new class; the step has too few images to "
-            "choose a weight with"
+            "no held-out image contains a pixel of a new class; use a scenario with more images in "
+            "step 1"
         )
     return float(value)
 
@@ -192,10 +192,10 @@ class _Search:
     ) -> None:
         self.config, self.out, self.show, self.options = config, out, show, options
         self.dist = init_distributed(config.train.device)
-        self.kind = find_method(config.method.name)
+        self.method = find_method(config.method.name)
         self.whole = open_scenario(config)
-        if not self.kind.tunable:
-            raise NacreError(f"method {self.kind.name!r} has no weight to choose")
+        if not self.method.tunable:
+            raise NacreError(f"method {self.method.name!r} has no weight to choose")
         if self.whole.num_steps <= FIRST:
             raise NacreError(
                 f"scenario {config.scenario!r} has one step; weights are chosen in the second"
@@ -206,40 +206,41 @@ class _Search:
     def search(self, rates: Sequence[float]) -> Tuning:
         """Choose the learning rate by fine-tuning, then the weight."""
         for rate in rates:
-            self._changed({}, rate)  # refused here, and not after step 0
-        # The method's own step 0 has the state that it collects, which fine-tuning's has not.
+            self._changed({}, rate)  # refuses a wrong rate before step 0 is learned
+        # The method's own step 0 stores the state that later steps need; fine-tuning's does not.
         learn_scenario(
             self.config, self.out / "step-0", data=self.whole, num_steps=1, **self.options
         )
-        best = max((self._fine_tune(rate) for rate in rates), key=lambda one: one.accuracy)
+        best = max((self._fine_tune(rate) for rate in rates), key=lambda trial: trial.accuracy)
         if not best.accuracy:
             raise NacreError(
                 f"fine-tuning learns nothing of the new classes of {self.config.scenario!r} "
-                "(accuracy 0), so there is no measure; train longer or with another learning rate"
+                "(accuracy 0); train longer or with another learning rate"
             )
-        least = (1 - TOLERATED) * best.accuracy
-        self.tuning.least, self.tuning.rate = least, best.rate
-        found: dict[float, float] = {}
-        while (weight := next_weight(found, least)) is not None:
-            values = {"method": dict.fromkeys(self.kind.tunable, weight)}
-            found[weight] = self._try(f"weight-{weight:g}", best.rate, weight, values).accuracy
-        self._save(highest(found, least), best.rate)
+        min_accuracy = (1 - MAX_LOSS) * best.accuracy
+        self.tuning.min_accuracy, self.tuning.rate = min_accuracy, best.rate
+        accuracies: dict[float, float] = {}
+        while (weight := next_weight(accuracies, min_accuracy)) is not None:
+            values = {"method": dict.fromkeys(self.method.tunable, weight)}
+            trial = self._try(f"weight-{weight:g}", best.rate, weight, values)
+            accuracies[weight] = trial.accuracy
+        self._save(highest(accuracies, min_accuracy), best.rate)
         return self.tuning
 
     def _fine_tune(self, rate: float) -> Trial:
-        """Measure what can be learned when nothing is to be kept."""
+        """Measure what can be learned if nothing has to be kept."""
         method, fine_tuning = self.config.method, find_method("ft")
-        # What a preset freezes under every method is frozen under fine-tuning too.
-        own = self.kind.Config.model_fields["freeze"].default
-        freeze = [part for part in method.freeze if part not in own]
+        # Modules that a preset freezes under every method are frozen under fine-tuning, too.
+        own = self.method.Config.model_fields["freeze"].default
+        freeze = [name for name in method.freeze if name not in own]
         values = {"name": "ft", "freeze": freeze, "freeze_step_0": method.freeze_step_0}
         learned = fine_tuning.step_0_of(fine_tuning.Config.model_validate(values))
-        if learned != self.kind.step_0_of(method):
-            values = dict.fromkeys(self.kind.tunable, 0.0)
+        if learned != self.method.step_0_of(method):
+            values = dict.fromkeys(self.method.tunable, 0.0)
         return self._try(f"ft-lr-{rate:g}", rate, None, {"method": values})
 
     def _try(self, name: str, rate: float, weight: float | None, values: dict[str, Any]) -> Trial:
-        """Run a trial, unless that was done before."""
+        """Run a trial, unless it is done."""
         folder, config = self.out / name, self._changed(values, rate)
         diverged = folder / "diverged.json"
         remove_temporaries(folder, diverged.name)
@@ -250,24 +251,24 @@ class _Search:
             value = self._learn(config, folder, diverged)
         trial = Trial(name, rate, weight, value, diverged.exists())
         self.tuning.trials.append(trial)
-        self.show(trial.line(self.tuning.least))
+        self.show(trial.line(self.tuning.min_accuracy))
         return trial
 
     def _learn(self, config: RunConfig, folder: Path, diverged: Path) -> float:
-        """Learn a trial; return its accuracy."""
+        """Train a trial; return its accuracy."""
         count = FIRST + 1
         try:
             steps = learn_scenario(config, folder, data=self.data, num_steps=count, **self.options)
             return accuracy(steps[-1])
         except NotFinite as error:
-            # With several processes the others cannot know: then it is an error like any other.
+            # One of several processes cannot tell the others, so that the run fails.
             if self.dist.world_size > 1:
                 raise
             save_json(diverged, {"error": str(error)})
             return 0.0
 
     def _changed(self, values: dict[str, Any], rate: float) -> RunConfig:
-        """Return the config with other values and a learning rate for the incremental steps."""
+        """Return the config with other values and another incremental learning rate."""
         values = deep_merge(values, {"train": {"incremental_lr": rate}})
         return resolve(RunConfig, deep_merge(self.config.to_dict(), values))
 
@@ -275,10 +276,10 @@ class _Search:
         """Write the config with the chosen weight."""
         if weight is None:
             raise NacreError(
-                f"no weight of {self.kind.name!r} keeps enough of fine-tuning's accuracy, not even "
-                f"{WEIGHTS[0]:g}; see {self.out / 'tuning.json'}"
+                f"no weight of {self.method.name!r} keeps enough of fine-tuning's accuracy, not "
+                f"even {WEIGHTS[0]:g}; see {self.out / 'tuning.json'}"
             )
-        config = self._changed({"method": dict.fromkeys(self.kind.tunable, weight)}, rate)
+        config = self._changed({"method": dict.fromkeys(self.method.tunable, weight)}, rate)
         self.tuning.weight = weight
         if self.dist.is_main:
             content = yaml.safe_dump(config.to_dict(), sort_keys=False)
@@ -299,13 +300,13 @@ def tune(
     """Choose the weight of a config's method; write ``tuned.yaml`` into the folder ``out``.
 
     Args:
-        config: The scenario, the method and everything that is the same in all trials.
-        out: Folder for the trials and the result; calling again resumes the search.
-        cache: Folder of learned steps that runs share; by default ``out/steps``.
-        rates: Learning rates for fine-tuning to choose from; by default the config's.
-        observers: Receive the events of every run.
-        should_stop: Returns True if the user wants to stop; what was learned is saved.
-        show: Receives a line about every trial.
+        config: The scenario, the method and the values of all trials.
+        out: Folder for the trials and the result; the same call resumes the search.
+        cache: Folder of learned steps that runs share. Default: ``out/steps``.
+        rates: Learning rates to try with fine-tuning. Default: the config's.
+        observers: Called with the events of every trial.
+        should_stop: Returns True to stop after a save.
+        show: Called with a line about every trial.
     """
     options = {"cache": cache or out / CACHE, "observers": list(observers)}
     search = _Search(config, out, show, should_stop=should_stop, **options)
