@@ -380,7 +380,7 @@ def _all_for_training(folder):
         ({"rename": {"crate": "pearls"}}, "is 'pearls' the same class as 'pearl'"),
         ({"rename": {"crate": "background"}}, "cannot be renamed to 'background'"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
-        ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model learned from"),
+        ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model was trained at"),
         ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),
     ],
 )

