@@ -1,8 +1,7 @@
-"""One way to predict: every command gives the same class map of an image, whatever the network.
+"""One way to predict: all commands return the same class map for an image.
 
-`nacre predict` writes masks; the tests' evaluation, an ONNX file by onnxruntime, `POST /classify`
-and the exported page have to say the same of the same files, of real images of odd sizes, as a
-whole and through windows.
+The masks of `nacre predict` are compared with the evaluation of tests, with an ONNX file, with
+`POST /classify` and with the exported page, for several networks, as a whole and in windows.
 """
 
 import io
@@ -45,11 +44,11 @@ Maps = dict[str, Any]
 
 CHANNELS, CROP = 5, 96
 SAME = 0.999
-"""Share of an image's pixels that have the same class everywhere: ties are decided by rounding."""
+"""Fraction of an image's pixels with equal classes; rounding decides ties."""
 
 
 def random_network(name: str, images: list[Tensor]) -> Network:
-    """Return a network of which no class is likelier than another over all images."""
+    """Return a network whose classes are about equally likely."""
     torch.manual_seed(1)
     network: Network
     if name == "light":
@@ -85,7 +84,7 @@ def as_model(network: Network) -> Model:
 
 @pytest.fixture(scope="module")
 def photographs(voc_part: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve real images, of which nearly every one has a size of its own."""
+    """Twelve real images of various sizes, one of them with an EXIF orientation."""
     root, out = voc_part.parent, tmp_path_factory.mktemp("photographs") / "images"
     out.mkdir()
     for name, folder, count in (
@@ -102,7 +101,7 @@ def photographs(voc_part: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
                 width, height = image.size
                 if name == "voc" or i % 2:
                     shutil.copy(path, out / f"{name}-{i}{path.suffix}")
-                else:  # without loss, and no side is even
+                else:  # lossless, and no side is even
                     odd = (0, 0, width - 1 - width % 2 - 2 * i, height - 1 - height % 2 - 4 * i)
                     image.crop(odd).save(out / f"{name}-{i}.png")
     turned = Image.Exif()
@@ -124,8 +123,8 @@ def by_predict(model: Model, images: Path, out: Path) -> Maps:
     return {names[path.stem]: np.asarray(Image.open(path)) for path in masks}
 
 
-class Kept:
-    """Keeps class maps, as a metric keeps figures."""
+class ClassMaps:
+    """A metric that stores the predicted class maps."""
 
     def __init__(self) -> None:
         self.maps: list[Any] = []
@@ -141,7 +140,7 @@ class Kept:
 
 
 def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
-    """Test a network on a data folder whose masks are what `nacre predict` said."""
+    """Return the class maps of the evaluation on a data folder with the predicted masks."""
     (folder / "masks").mkdir(parents=True)
     shutil.copytree(images, folder / "images")
     for name, mask in predicted.items():
@@ -149,7 +148,7 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
     names = dict(enumerate(model.classes[1:], start=1))
     (folder / "classes.yaml").write_text(yaml.safe_dump({"classes": names}))
     stems = sorted(Path(name).stem for name in predicted)
-    for part in ("images", "masks"):  # all are for testing, but one that nobody asks for
+    for part in ("images", "masks"):  # all but one are test images
         file = next(iter(sorted((folder / part).iterdir())))
         shutil.copy(file, folder / part / f"other{file.suffix}")
     (folder / "train.txt").write_text("other")
@@ -162,7 +161,7 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
     )
     whole = config.model_copy(update={"eval_mode": "full"})
     dataset = EvalDataset(LabeledImages(source, stems, mapping, "val"), whole)
-    kept = Kept()
+    kept = ClassMaps()
     batches = (
         (one[None], target[None]) for one, target in map(dataset.__getitem__, range(len(stems)))
     )
@@ -183,10 +182,10 @@ def by_server(model: OnnxModel, images: Path) -> Maps:
     return found
 
 
-def check_same(found: Maps, predicted: Maps, least: float = SAME) -> None:
+def check_same(found: Maps, predicted: Maps) -> None:
     assert found.keys() == predicted.keys()
     shares = {name: float((found[name] == predicted[name]).mean()) for name in predicted}
-    assert min(shares.values()) >= least, {k: v for k, v in shares.items() if v < least}
+    assert min(shares.values()) >= SAME, shares
     assert {len(np.unique(mask)) for mask in predicted.values()} != {1}, "constant class maps"
 
 
@@ -237,7 +236,7 @@ Known = tuple[Model, Path, Maps]
 def known(
     photographs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, EvalMode], Known]:
-    """Return a model that sees images in a mode, its ONNX file, and what `nacre predict` says."""
+    """Return a model in a mode of prediction, its ONNX file, and its masks by `nacre predict`."""
     root, done = tmp_path_factory.mktemp("known"), dict[tuple[str, EvalMode], Known]()
     tensors = [opened(path) for path in sorted(photographs.iterdir())]
 
@@ -278,7 +277,7 @@ def test_real_images_have_one_class_map(
 
 
 @pytest.mark.slow
-def test_the_file_of_a_ledger_has_its_head_and_no_sums(
+def test_the_onnx_file_of_a_ledger_does_not_contain_its_sums(
     known: Callable[[str, EvalMode], Known],
 ) -> None:
     model, file, _ = known("ledger", "crop")
@@ -319,12 +318,12 @@ def test_the_page_in_a_browser_gives_the_same(
     found: dict[tuple[str, EvalMode], Maps] = {key: {} for key in keys}
     for path in sorted(photographs.iterdir()):
         page.choose("#files", path)
-        page.until(f"shown && shown.name === '{path.name}' && shown.seen.size === 1")
+        page.until(f"shown && shown.name === '{path.name}' && shown.results.size === 1")
         for number, key in enumerate(keys):
             size, text = page.run(
-                f"look({number}, shown.source, shown.width, shown.height).then(seen => "
-                "[[seen.height, seen.width], "
-                "new TextDecoder().decode(seen.classes.map(channel => channel + 48))])"
+                f"predict({number}, shown.source, shown.width, shown.height).then(result => "
+                "[[result.height, result.width], "
+                "new TextDecoder().decode(result.classes.map(channel => channel + 48))])"
             )
             found[key][path.name] = np.frombuffer(text.encode(), np.uint8).reshape(size) - 48
     for key, maps in found.items():

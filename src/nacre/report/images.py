@@ -107,11 +107,6 @@ class Sheet:
         return "image", *self.columns, "truth" if self.is_scored else "labels"
 
     @property
-    def has_untested(self) -> bool:
-        """True if any truth has ignored pixels."""
-        return any(bool((~row.image.tested).any()) for row in self.rows)
-
-    @property
     def is_small(self) -> bool:
         """True if its images are enlarged pixel by pixel."""
         return max(max(row.image.pixels.shape[:2]) for row in self.rows) <= MAX_SMALL_SIDE
@@ -153,13 +148,11 @@ def open_data(results: ScenarioResults) -> ScenarioData:
     return open_scenario(read_config(row.runs[0].path, RunConfig))
 
 
-def comparison_sheet(
-    results: ScenarioResults, data: ScenarioData, count: int = 8, seed: int = 0
-) -> Sheet:
+def comparison_sheet(results: ScenarioResults, data: ScenarioData, count: int) -> Sheet:
     """Return predictions of the first run of every row of a scenario, after the last step."""
     step = data.num_steps - 1
     dataset, channels = data.eval_dataset(step), data.scenario.classes.channels(step)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     size = MAX_CANDIDATES * 128**2 // data.config.crop_size**2
     size = int(np.clip(size, MIN_CANDIDATES, MAX_CANDIDATES))
     images = read_images(dataset, np.sort(rng.permutation(len(dataset))[:size]).tolist())
@@ -183,7 +176,7 @@ def _last_predictor(row: Row, channels: Channels, data: ScenarioData) -> Predict
     return replace(predictor, mirror=info.mirror, edges=info.edges)
 
 
-def step_sheet(folder: Path, count: int = 8, seed: int = 0) -> Sheet:
+def step_sheet(folder: Path, count: int) -> Sheet:
     """Return predictions of the start model and of the model of a step of `nacre learn`."""
     config = read_config(folder, LearnConfig)
     device = choose_device("auto")
@@ -195,7 +188,7 @@ def step_sheet(folder: Path, count: int = 8, seed: int = 0) -> Sheet:
     # Without a start model, everything was background before.
     before = columns.get("before") or [np.zeros_like(mask) for mask in columns["after"]]
     compared = (before, columns["after"])
-    rows = choose_rows(images, columns, compared, count, np.random.default_rng(seed))
+    rows = choose_rows(images, columns, compared, count, np.random.default_rng(0))
     # A folder labels its own classes only: its background may be another class.
     return Sheet(tuple(columns), info.channels, rows, len(images), is_scored=False)
 
@@ -263,16 +256,14 @@ def _disagreement(image: TestImage, masks: Sequence[Pixels]) -> float:
     return image.fraction(differ)
 
 
-def colorize(
-    mask: Pixels, colors: Sequence[Color], pixels: Pixels, strength: float = 0.8
-) -> Pixels:
+def colorize(mask: Pixels, colors: Sequence[Color], pixels: Pixels) -> Pixels:
     """Return a mask in color over the faint gray image; untested pixels are light gray."""
     # Untested pixels are 255, or -1 where there are more classes: the last row in both cases.
     palette = np.full((max(256, len(colors) + 1), 3), UNTESTED, np.float32)
     palette[: len(colors)] = np.asarray(colors, np.float32)
     gray = pixels.astype(np.float32).mean(2, keepdims=True)
     flat = palette[mask]
-    mixed = flat * strength + gray * (1 - strength)
+    mixed = flat * 0.8 + gray * 0.2
     # The background's black would hide the image, which is only dimmed there.
     mixed = np.where((mask == 0)[..., None], flat * 0.7 + gray * 0.3, mixed)
     return mixed.round().clip(0, 255).astype(np.uint8)

@@ -1,6 +1,5 @@
-"""A headless Chromium driven over its own pipe, without any package."""
+"""A headless Chromium that is controlled over a pipe."""
 
-import base64
 import json
 import os
 import select
@@ -35,11 +34,11 @@ def find_browser() -> str:
 
 
 class Browser:
-    """One page in a browser: commands go in, answers and events come out.
+    """A page in a browser.
 
     Attributes:
-        console: What the page wrote to its console, and its uncaught errors.
-        requests: Every address that was asked for, blobs and data aside.
+        console: Lines of the page's console, and its uncaught errors.
+        requests: The addresses of all requests, except blobs and data.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -138,7 +137,7 @@ class Browser:
             time.sleep(0.1)
 
     def choose(self, selector: str, *files: Path) -> None:
-        """Choose files in a file input, as a person does."""
+        """Choose files in a file input."""
         root = self.send("DOM.getDocument")["root"]["nodeId"]
         node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.send("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in files])
@@ -148,10 +147,6 @@ class Browser:
             self.send(
                 "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
             )
-
-    def screenshot(self, path: Path) -> None:
-        answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
         try:

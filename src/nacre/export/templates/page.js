@@ -1,8 +1,8 @@
 "use strict";
 const settings = JSON.parse(document.getElementById("settings").textContent);
 const at = id => document.getElementById(id);
-const say = text => { at("status").textContent = text; };
-const LARGEST = 2 ** 21;  // pixels that a browser can be asked to look at
+const showStatus = text => { at("status").textContent = text; };
+const MAX_PIXELS = 2 ** 21;  // a larger image is scaled down before the model receives it
 
 // Models: in a worker of this page, or on the server that the page came from.
 
@@ -51,10 +51,10 @@ async function startServer() {
 
 let classify = null;
 
-// An image as the browser can hold its scores, and what the model sees: it scales by itself.
+// An image as the model receives it. Its size is limited by the memory for the scores.
 
-function seenSize(width, height) {
-  const scale = Math.min(1, Math.sqrt(LARGEST / (width * height)));
+function inputSize(width, height) {
+  const scale = Math.min(1, Math.sqrt(MAX_PIXELS / (width * height)));
   return [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
 }
 
@@ -76,16 +76,16 @@ function withoutAlpha(rgba) {
   return rgb;
 }
 
-async function look(model, source, width, height) {
-  const [w, h] = seenSize(width, height);
+async function predict(model, source, width, height) {
+  const [w, h] = inputSize(width, height);
   const classes = await classify(model, withoutAlpha(pixelsOf(source, w, h)), h, w);
   return { classes, width: w, height: h };
 }
 
-// What is shown.
+// Display.
 
 const hidden = new Set();
-let shown = null;   // { source, name, width, height, seen: Map(model -> classes) }
+let shown = null;   // { source, name, width, height, results: Map(model -> classes) }
 const images = [];
 
 const chosen = () => ({
@@ -93,31 +93,31 @@ const chosen = () => ({
   before: at("before-model").value === "" ? null : Number(at("before-model").value),
 });
 
-function paint(canvas, model, seen) {
-  canvas.width = seen.width;
-  canvas.height = seen.height;
+function paint(canvas, model, result) {
+  canvas.width = result.width;
+  canvas.height = result.height;
   const { colors } = settings.models[model];
   const pen = canvas.getContext("2d");
-  const image = pen.createImageData(seen.width, seen.height);
+  const image = pen.createImageData(result.width, result.height);
   const values = new Uint32Array(image.data.buffer);
   const table = colors.map(([r, g, b], channel) =>
     channel === 0 || hidden.has(settings.models[model].classes[channel])
       ? 0 : (255 << 24 | b << 16 | g << 8 | r) >>> 0);
-  for (let i = 0; i < values.length; i++) values[i] = table[seen.classes[i]];
+  for (let i = 0; i < values.length; i++) values[i] = table[result.classes[i]];
   pen.putImageData(image, 0, 0);
 }
 
-function shares(model, seen) {
+function fractions(model, result) {
   const { classes } = settings.models[model];
   const counts = new Array(classes.length).fill(0);
-  for (const channel of seen.classes) counts[channel]++;
-  return new Map(classes.map((name, i) => [name, counts[i] / seen.classes.length]));
+  for (const channel of result.classes) counts[channel]++;
+  return new Map(classes.map((name, i) => [name, counts[i] / result.classes.length]));
 }
 
 function showLegend() {
   const { after, before } = chosen();
-  const now = shown && shown.seen.get(after) ? shares(after, shown.seen.get(after)) : null;
-  const then = before !== null && shown && shown.seen.get(before) ? shares(before, shown.seen.get(before)) : null;
+  const now = shown && shown.results.get(after) ? fractions(after, shown.results.get(after)) : null;
+  const then = before !== null && shown && shown.results.get(before) ? fractions(before, shown.results.get(before)) : null;
   at("before-head").hidden = before === null;
   const percent = (found, name) => found === null ? "" : found.has(name) ? `${(found.get(name) * 100).toFixed(1)} %` : "–";
   at("legend").replaceChildren(...settings.models[after].classes.map((name, channel) => {
@@ -155,8 +155,8 @@ function show() {
   at("divider").hidden = !compares;
   at("divider").style.left = `${divide}%`;
   at("before").hidden = !compares;
-  if (shown.seen.get(after)) paint(at("after"), after, shown.seen.get(after));
-  if (compares && shown.seen.get(before)) paint(at("before"), before, shown.seen.get(before));
+  if (shown.results.get(after)) paint(at("after"), after, shown.results.get(after));
+  if (compares && shown.results.get(before)) paint(at("before"), before, shown.results.get(before));
   for (const id of ["after", "before"]) at(id).style.opacity = opacity / 100;
   at("before").style.clipPath = `inset(0 ${100 - divide}% 0 0)`;
   at("after").style.clipPath = compares ? `inset(0 0 0 ${divide}%)` : "";
@@ -165,7 +165,7 @@ function show() {
   at("caption").textContent = `${shown.name}, ${shown.width} × ${shown.height}${compared}`;
 }
 
-function drawPicture() {
+function drawSource() {
   const canvas = at("image");
   const scale = Math.min(1, 1600 / Math.max(shown.width, shown.height));
   canvas.width = Math.max(1, Math.round(shown.width * scale));
@@ -174,30 +174,30 @@ function drawPicture() {
   at("layout").hidden = false;
 }
 
-async function see(image) {
+async function select(image) {
   shown = image;
-  drawPicture();
+  drawSource();
   const { after, before } = chosen();
   for (const model of new Set(before === null ? [after] : [after, before])) {
-    if (image.seen.get(model)) continue;
-    say(`Looking at ${image.name} …`);
+    if (image.results.get(model)) continue;
+    showStatus(`Predicting ${image.name} …`);
     await new Promise(resolve => setTimeout(resolve));
     const began = performance.now();
-    image.seen.set(model, await look(model, image.source, image.width, image.height));
-    say(`Seen in ${((performance.now() - began) / 1000).toFixed(1)} s`);
+    image.results.set(model, await predict(model, image.source, image.width, image.height));
+    showStatus(`Predicted in ${((performance.now() - began) / 1000).toFixed(1)} s`);
   }
   if (shown === image) show();
 }
 
-const safely = work => (...given) => Promise.resolve(work(...given)).catch(error => say(`That did not work: ${error.message || error}`));
+const safely = work => (...given) => Promise.resolve(work(...given)).catch(error => showStatus(`That did not work: ${error.message || error}`));
 
-// Where images come from.
+// Sources of images.
 
-async function addPicture(file) {
-  // Stored colors, as the model learned from, whatever profile the file has.
+async function addImage(file) {
+  // The stored colors, as in training, without the color profile of the file.
   const bitmap = await createImageBitmap(file, { imageOrientation: "from-image", colorSpaceConversion: "none" })
     .catch(() => { throw new Error(`${file.name} is not an image that this browser reads`); });
-  const image = { source: bitmap, name: file.name, width: bitmap.width, height: bitmap.height, seen: new Map() };
+  const image = { source: bitmap, name: file.name, width: bitmap.width, height: bitmap.height, results: new Map() };
   images.push(image);
   const button = Object.assign(document.createElement("button"), { type: "button", title: file.name });
   button.setAttribute("aria-label", `Show ${file.name}`);
@@ -206,17 +206,17 @@ async function addPicture(file) {
   small.width = Math.max(1, Math.round(128 * bitmap.width / bitmap.height));
   small.getContext("2d").drawImage(bitmap, 0, 0, small.width, small.height);
   button.append(small);
-  button.addEventListener("click", safely(async () => { stopMoving(); press(button); await see(image); }));
+  button.addEventListener("click", safely(async () => { stopMoving(); press(button); await select(image); }));
   at("gallery").append(button);
   press(button);
-  await see(image);
+  await select(image);
 }
 
 function press(button) {
   for (const one of at("gallery").children) one.setAttribute("aria-pressed", one === button);
 }
 
-let moving = null;  // a camera or a video that is looked at frame by frame
+let moving = null;  // a camera or a video that is predicted frame by frame
 
 function stopMoving() {
   if (!moving) return;
@@ -234,14 +234,14 @@ async function follow(video, name) {
   await video.play();
   while (moving === mine && !video.ended) {
     const frame = await createImageBitmap(video);
-    const image = { source: frame, name, width: frame.width, height: frame.height, seen: new Map() };
+    const image = { source: frame, name, width: frame.width, height: frame.height, results: new Map() };
     const { after, before } = chosen();
     for (const model of new Set(before === null ? [after] : [after, before])) {
-      image.seen.set(model, await look(model, frame, frame.width, frame.height));
+      image.results.set(model, await predict(model, frame, frame.width, frame.height));
     }
     if (moving !== mine) break;
     shown = image;
-    drawPicture();
+    drawSource();
     show();
     await new Promise(requestAnimationFrame);
   }
@@ -254,18 +254,18 @@ const addVideo = file => follow(Object.assign(document.createElement("video"), {
 
 async function add(files) {
   stopMoving();
-  for (const file of files) await (file.type.startsWith("video/") ? addVideo(file) : addPicture(file));
+  for (const file of files) await (file.type.startsWith("video/") ? addVideo(file) : addImage(file));
 }
 
 async function toggleCamera() {
   if (moving) { stopMoving(); return; }
-  if (!navigator.mediaDevices) throw new Error("this browser gives pages from files no camera");
+  if (!navigator.mediaDevices) throw new Error("this browser does not allow a camera in pages from files");
   const stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment" } });
   at("camera").setAttribute("aria-pressed", "true");
   await follow(Object.assign(document.createElement("video"), { srcObject: stream, muted: true, playsInline: true }), "camera");
 }
 
-// What can be saved.
+// Files to save.
 
 async function palettePng(classes, width, height, colors) {
   const rows = new Uint8Array((width + 1) * height);
@@ -282,11 +282,11 @@ async function palettePng(classes, width, height, colors) {
   return new Blob(parts, { type: "image/png" });
 }
 
-function pngChunk(kind, content) {
+function pngChunk(type, content) {
   const chunk = new Uint8Array(content.length + 12);
   const view = new DataView(chunk.buffer);
   view.setUint32(0, content.length);
-  chunk.set([...kind].map(c => c.charCodeAt(0)), 4);
+  chunk.set([...type].map(c => c.charCodeAt(0)), 4);
   chunk.set(content, 8);
   let sum = 0xffffffff;
   for (let i = 4; i < content.length + 8; i++) {
@@ -297,11 +297,11 @@ function pngChunk(kind, content) {
   return chunk;
 }
 
-function atOwnSize(seen, width, height) {
+function atOwnSize(result, width, height) {
   const found = new Uint8Array(width * height);
   for (let y = 0, to = 0; y < height; y++) {
-    const row = Math.floor((y + 0.5) * seen.height / height) * seen.width;
-    for (let x = 0; x < width; x++) found[to++] = seen.classes[row + Math.floor((x + 0.5) * seen.width / width)];
+    const row = Math.floor((y + 0.5) * result.height / height) * result.width;
+    for (let x = 0; x < width; x++) found[to++] = result.classes[row + Math.floor((x + 0.5) * result.width / width)];
   }
   return found;
 }
@@ -316,7 +316,7 @@ const stem = () => shown.name.replace(/\.[^.]*$/, "");
 
 async function maskOf(image) {
   const { after } = chosen();
-  const classes = atOwnSize(image.seen.get(after), image.width, image.height);
+  const classes = atOwnSize(image.results.get(after), image.width, image.height);
   return palettePng(classes, image.width, image.height, settings.models[after].colors);
 }
 
@@ -329,7 +329,7 @@ async function overlayOf(image) {
   return canvas.convertToBlob({ type: "image/png" });
 }
 
-// The controls.
+// Controls.
 
 function offerModels() {
   const option = (text, value) => Object.assign(document.createElement("option"), { textContent: text, value });
@@ -344,7 +344,7 @@ at("files").addEventListener("change", safely(async event => { await add([...eve
 at("camera").addEventListener("click", safely(toggleCamera));
 for (const id of ["opacity", "divide"]) at(id).addEventListener("input", show);
 for (const id of ["after-model", "before-model"]) {
-  at(id).addEventListener("change", safely(async () => { if (shown && !moving) await see(shown); else show(); }));
+  at(id).addEventListener("change", safely(async () => { if (shown && !moving) await select(shown); else show(); }));
 }
 at("save-mask").addEventListener("click", safely(async () => offer(await maskOf(shown), `${stem()}-mask.png`)));
 at("save-overlay").addEventListener("click", safely(async () => offer(await overlayOf(shown), `${stem()}-overlay.png`)));
@@ -360,6 +360,6 @@ offerModels();
 show();
 const ready = (settings.server ? startServer() : startWorker()).then(engine => {
   classify = engine;
-  say("Ready: choose an image.");
+  showStatus("Ready: choose an image.");
 });
-ready.catch(error => say(`The model does not run here: ${error.message || error}`));
+ready.catch(error => showStatus(`The model does not run here: ${error.message || error}`));

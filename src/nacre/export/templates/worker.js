@@ -1,4 +1,4 @@
-// Runs the models apart from the page, so that the page stays alive meanwhile.
+// Runs the models in a separate thread, so that the page stays responsive.
 let sessions = [];
 onmessage = async ({ data }) => {
   try {
