@@ -1,4 +1,4 @@
-"""Tables of every kind: the paper's forms, its figures beside ours, and averaged orders."""
+"""Tables of every kind: the paper's groups, its results beside ours, and averaged orders."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def mean(values: Any) -> float:
     return float(sum(numbers) / len(numbers))
 
 
-def test_the_papers_figures_are_whole_and_of_our_classes() -> None:
+def test_the_papers_results_are_complete_and_of_our_classes() -> None:
     tables = published()
     assert set(tables) == {"1", "2", "3", "S1", "S2", "S per class"}
     assert len(tables["1"].figures) == 9 * 6 * 3
@@ -61,36 +61,30 @@ def test_table_1_groups_the_classes_of_all_later_steps(make_run: Any) -> None:
     (table,) = make_tables(load_results(paths), "voc")
     # The order is the paper's, not that of the runs.
     assert table.headings() == [("15-5 disjoint", 3), ("15-1 overlapped", 3)]
-    assert [one.name for one in table.rows] == ["FT", "MiB", "Joint"]
+    assert [line.name for line in table.rows] == ["FT", "MiB", "Joint"]
     iou = last_iou(paths[0], 5)
-    later = mean(iou[name] for name in CLASS_NAMES[15:])
-    assert cell(table, "MiB", "15-1 overlapped", "16-20").mean == pytest.approx(later)
+    later_mean = mean(iou[name] for name in CLASS_NAMES[15:])
+    assert cell(table, "MiB", "15-1 overlapped", "16-20").mean == pytest.approx(later_mean)
     assert cell(table, "MiB", "15-5 disjoint", "all").text == ""
     assert row(table, "Joint").is_bound
-    assert "background left out" in table.caption
 
 
-def test_the_papers_figures_stand_beside_ours_and_are_marked(make_paper_run: Any) -> None:
+def test_the_papers_results_are_beside_ours_and_marked(make_paper_run: Any) -> None:
     path = make_paper_run("a", "mib", "voc/15-5/overlapped")
     (table,) = make_tables(load_results([path]), "voc", paper=True)
     ours = cell(table, "MiB", "15-5 overlapped", "all")
-    theirs = cell(table, "MiB, paper's", "15-5 overlapped", "all")
     gap = cell(table, "MiB, ours − paper's", "15-5 overlapped", "all")
-    assert theirs.text == "69.0"
+    assert cell(table, "MiB, paper's", "15-5 overlapped", "all").text == "69.0"
     assert gap.mean == pytest.approx(ours.mean - 0.69)
     assert gap.text[0] in "+−"
-    # Methods that were not run here stand there with the paper's figures only.
-    names = [one.name for one in table.rows]
+    # Methods that were not run here have only the paper's row.
+    names = [line.name for line in table.rows]
     assert "EWC, paper's" in names
     assert "EWC" not in names
-    assert all((", paper's" in one.name) == (one.source == "paper") for one in table.rows)
-    assert "copied from the paper" in table.caption
+    assert all((", paper's" in line.name) == (line.source == "paper") for line in table.rows)
     assert "*MiB, paper's*" in to_markdown(table)
-    latex = to_latex(table)
-    assert "\\textit{MiB, paper's}" in latex
-    assert latex.isascii()
-    lines = to_csv([table]).splitlines()
-    assert sum(",paper," in line for line in lines) == 9 * 3
+    assert "\\textit{MiB, paper's}" in to_latex(table)
+    assert sum(",paper," in line for line in to_csv([table]).splitlines()) == 9 * 3
 
 
 def test_ablation_names_its_four_rows(make_run: Any) -> None:
@@ -129,7 +123,7 @@ def test_orders_of_ade20k_are_averaged_seed_by_seed(make_run: Any) -> None:
     assert "Mean of the class orders a and b." in table.caption
 
 
-def test_one_order_alone_is_said_to_be_one(make_run: Any) -> None:
+def test_a_single_class_order_is_named_as_one(make_run: Any) -> None:
     paths = [
         make_run("a", "mib", scenario="ade20k/50-50/partition"),
         make_run("b", "mib", scenario="ade20k/50-50b/partition"),
@@ -145,27 +139,16 @@ def test_one_order_alone_is_said_to_be_one(make_run: Any) -> None:
 
 
 def test_last_puts_all_scenarios_side_by_side(make_run: Any) -> None:
-    paths = [
-        make_run("a", "mib"),
-        make_run("b", "mib", scenario="scenes/4-1/disjoint"),
-        make_run("c", "mib", scenario="voc/15-1/disjoint"),
-    ]
+    scenarios = ("scenes/4-2-2/overlapped", "scenes/4-1/disjoint", "voc/15-1/disjoint")
+    paths = [make_run(name, "mib", scenario=name) for name in scenarios]
     (table,) = make_tables(load_results(paths), "last", paper=True)
-    assert table.headings() == [
-        ("scenes/4-2-2/overlapped", 4),
-        ("scenes/4-1/disjoint", 6),
-        ("voc/15-1/disjoint", 3),
+    assert table.headings() == list(zip(scenarios, (4, 6, 3), strict=True))
+    assert [column.group for column in table.columns] == [
+        *("1-4", "5-6", "7-8", "all"),
+        *("1-4", "5", "6", "7", "8", "all"),
+        *("1-15", "16-20", "all"),
     ]
-    groups = [one.group for one in table.columns]
-    assert groups == [
-        *["1-4", "5-6", "7-8", "all"],
-        *["1-4", "5", "6", "7", "8", "all"],
-        "1-15",
-        "16-20",
-        "all",
-    ]
-    theirs = cell(table, "MiB, paper's", "voc/15-1/disjoint", "all")
-    assert theirs.text == "37.9"
+    assert cell(table, "MiB, paper's", "voc/15-1/disjoint", "all").text == "37.9"
     assert cell(table, "MiB, paper's", "scenes/4-1/disjoint", "all").text == ""
 
 
@@ -207,7 +190,7 @@ def test_background_counts_in_means_but_not_in_classes(make_run: Any) -> None:
         ("later", []),
     ],
 )
-def test_without_runs_the_tables_are_the_papers_whole(kind: str, numbers: list[str]) -> None:
+def test_tables_without_runs_have_all_results_of_the_paper(kind: str, numbers: list[str]) -> None:
     tables = make_tables([], kind, paper=True)
     sources = [published()[number] for number in numbers] or later().values()
     expected = [value for source in sources for value in source.figures.values()]
@@ -219,7 +202,7 @@ def test_without_runs_the_tables_are_the_papers_whole(kind: str, numbers: list[s
         assert to_latex(table).isascii()
 
 
-def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
+def test_tables_without_contents_are_refused(make_run: Any) -> None:
     results = load_results([make_run("a")])
     with pytest.raises(NacreError, match=r"no run fits the table 'voc'.*voc/19-1/disjoint"):
         make_tables(results, "voc")
@@ -233,34 +216,26 @@ def test_what_cannot_be_shown_is_refused(make_run: Any) -> None:
         make_tables(results, "last", paper=True, background=True)
 
 
-def test_published_figures_of_later_methods_are_marked_and_count_as_their_papers_do(
-    make_run: Any,
-) -> None:
-    path = make_run("a", "plop", scenario="voc/15-1/overlapped")
-    (table,) = make_tables(load_results([path]), "later", paper=True)
-    iou = last_iou(path, 5)
+def test_results_of_later_methods_are_marked_and_averaged_as_in_their_papers(make_run: Any) -> None:
+    scenario = "voc/15-1/overlapped"
+    ewf = {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]}
+    paths = [make_run("a", "plop", scenario=scenario), make_run("b", ewf, scenario=scenario)]
+    (table,) = make_tables(load_results(paths), "later", paper=True)
+    iou = last_iou(paths[0], 5)
     old = mean(iou[name] for name in ("background", *CLASS_NAMES[:15]))
     new = mean(iou[name] for name in CLASS_NAMES[15:])
     assert cell(table, "PLOP*", "15-1 overlapped", "1-15").mean == pytest.approx(old)
     assert cell(table, "PLOP*", "15-1 overlapped", "16-20").mean == pytest.approx(new)
     assert cell(table, "PLOP, published", "15-1 overlapped", "all").text == "54.6"
-    names = [one.name for one in table.rows]
+    names = [line.name for line in table.rows]
     assert {"SSUL-M, published", "STAR, published", "LGKD, published"} <= set(names)
-    assert all(("published" in one.name) != (one.name == "PLOP*") for one in table.rows)
+    assert [name for name in names if "published" not in name] == ["PLOP*", "PLOP + EWF*"]
+    assert names.index("PLOP + EWF, published") - names.index("PLOP + EWF*") == 1
     assert "not run here" in table.caption
     assert "SSUL-M: stores 100 images" in table.caption
 
 
-def test_ewf_on_plop_stands_beside_its_own_published_row(make_run: Any) -> None:
-    method = {"name": "plop", "fusion": "sqrt", "freeze": ["old_rows"]}
-    path = make_run("a", method, scenario="voc/15-1/overlapped")
-    (table,) = make_tables(load_results([path]), "later", paper=True)
-    names = [one.name for one in table.rows]
-    ours = next(name for name in names if "published" not in name)
-    assert names.index("PLOP + EWF, published") - names.index(ours) in (-1, 1)
-
-
-def test_every_published_figure_of_later_methods_has_a_source_and_adds_up() -> None:
+def test_every_result_of_later_methods_has_a_source_and_a_consistent_mean() -> None:
     for data, count in {"voc": 20, "ade20k": 150}.items():
         table, sentences = later()[data], later_sources(data)
         assert all(any(one.startswith(f"{name}: ") for one in sentences) for name in table.methods)

@@ -1,4 +1,4 @@
-"""Run folders as results: what is read, refused, averaged and named."""
+"""Run folders as results: reading, refusing, averaging and naming."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from nacre.report.results import load_results, load_run, load_runs
 from nacre.report.tables import steps_table
 
 
-def test_reads_what_the_metrics_files_hold(runs: Path) -> None:
+def test_a_run_has_the_contents_of_its_metrics_files(runs: Path) -> None:
     run = load_run(runs / "mib")
     on_disk = json.loads((runs / "mib" / "step-2" / "metrics.json").read_text())
     assert (run.method, run.seed, run.is_joint) == ("mib", 1, False)
@@ -26,7 +26,7 @@ def test_reads_what_the_metrics_files_hold(runs: Path) -> None:
     assert run.events[0].kind == "run"
 
 
-def test_joint_training_stands_at_the_last_step_only(runs: Path) -> None:
+def test_joint_training_has_only_the_last_step(runs: Path) -> None:
     run = load_run(runs / "joint")
     assert run.is_joint
     assert run.after(0) is None
@@ -41,33 +41,29 @@ def test_a_folder_of_runs_stands_for_all_of_them(runs: Path) -> None:
     assert len(load_runs([runs, runs / "mib"])) == 4
 
 
-def test_an_unfinished_run_is_refused(make_run: Any) -> None:
+def test_other_folders_are_refused(make_run: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NacreError, match="is not a run folder"):
+        load_runs([tmp_path / "empty"])
     path = make_run("half")
     (path / "metrics.json").unlink()
     with pytest.raises(NacreError, match=r"not a finished run: it has 3 tested step"):
         load_run(path)
 
 
-def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match="is not a run folder"):
-        load_runs([tmp_path])
-
-
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "error"),
     [
-        ({"classes": [-1]}, "classes.0: input should be a valid string"),
         ({"classes": ["x"]}, "`iou_by_step_and_class` has other steps or classes"),
         ({"iou_by_step_and_class": [[[[[]]]]]}, "iou_by_step_and_class.0.0"),
-        ({"mean_forgetting_without_background": 7}, "less than or equal to 1"),
         ({"scenario": ...}, "scenario: missing"),
     ],
 )
-def test_figures_that_cannot_be_are_refused(make_run: Any, changes, says) -> None:
+def test_malformed_metrics_are_refused(make_run: Any, changes, error) -> None:
     path = make_run("other") / "metrics.json"
     content = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: one for key, one in content.items() if one is not ...}))
-    with pytest.raises(NacreError, match=rf"metrics\.json is not nacre's: .*{says}"):
+    with pytest.raises(NacreError, match=rf"metrics\.json is not nacre's: .*{error}"):
         load_run(path.parent)
 
 
@@ -80,13 +76,13 @@ def test_runs_that_differ_in_their_seed_are_one_row(make_run: Any) -> None:
     assert row.mean(2, "all") == pytest.approx(sum(v for v in values if v is not None) / 2)
 
 
-def test_a_config_written_before_an_option_was_there_is_the_same(make_run: Any) -> None:
+def test_configs_without_later_keys_and_with_other_workers_are_one_row(make_run: Any) -> None:
     paths = [make_run("a"), make_run("b", seed=2, train={"num_workers": 1})]
     config = paths[0] / "config.yaml"
     lines = [line for line in config.read_text().splitlines() if "nesterov" not in line]
     config.write_text("\n".join(lines))
     (results,) = load_results(paths)
-    assert len(results.rows) == 1, "nor does the number of loading processes matter"
+    assert len(results.rows) == 1
 
 
 def test_a_run_of_a_method_that_is_not_installed_can_be_read(make_run: Any) -> None:
@@ -120,9 +116,7 @@ def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:
     [
         {"train": {"micro_batch": 2}},
         {"images": {"crop_size": 32, "crop": "paper"}},
-        {"train": {"precision": "bfloat16"}},
         {"train": {"precision": "tf32"}},
-        {"train": {"nesterov": False}},
         {"labels": {"unseen": "background"}},
     ],
 )
@@ -135,13 +129,13 @@ def test_runs_that_differ_in_more_than_their_seed_are_two_rows(
     assert len({row.name for row in results.rows}) == 2
 
 
-def test_a_memory_of_pictures_marks_a_row_as_papers_do(make_run: Any) -> None:
+def test_a_memory_of_images_marks_a_row_as_in_papers(make_run: Any) -> None:
     (results,) = load_results([make_run("a"), make_run("b", memory=100)])
     assert [row.name for row in results.rows] == ["MiB", "MiB-M (memory=100)"]
     assert [published_name(row) for row in results.rows] == ["MiB", "MiB-M"]
 
 
-def test_a_copy_of_a_run_is_no_second_seed(make_run: Any) -> None:
+def test_a_copy_of_a_run_is_not_a_second_seed(make_run: Any) -> None:
     path = make_run("a")
     shutil.copytree(path, path.parent / "copy")
     (results,) = load_results([path.parent])
@@ -188,7 +182,7 @@ def test_runs_on_other_images_are_not_seeds_of_each_other(make_run: Any) -> None
     assert [row.name for row in results.rows] == ["MiB (images of a)", "MiB (images of b)"]
 
 
-def test_the_worlds_of_two_seeds_are_two_seeds(make_run: Any) -> None:
+def test_scenes_of_two_seeds_are_two_seeds(make_run: Any) -> None:
     world = {"train": 40, "val": 12, "size": 32}
     paths = [make_run(f"w{seed}", data={**world, "seed": seed}) for seed in (1, 2)]
     change_results(paths[1])
@@ -224,7 +218,7 @@ def test_an_unfinished_run_and_trials_are_left_out_of_a_folder(make_run: Any) ->
 
 
 @pytest.mark.parametrize("rest", ['{"time": 1.0, "event": "tr', "\0\0\0", '["a", "list"]\n'])
-def test_half_a_last_line_of_events_is_passed_over(make_run: Any, rest: str) -> None:
+def test_an_incomplete_last_line_of_events_is_ignored(make_run: Any, rest: str) -> None:
     path = make_run("a")
     before = load_run(path).events
     with (path / "events.jsonl").open("a") as file:
