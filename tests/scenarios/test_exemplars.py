@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nacre.labels.space import LabelIndex, LabelSpace
 from nacre.scenarios.classes import ClassSchedule
-from nacre.scenarios.exemplars import choose_exemplars, keep_exemplars
+from nacre.scenarios.scenario import choose_exemplars, keep_exemplars
 
 candidates = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=4), st.frozensets(st.integers(1, 5)), max_size=30

@@ -46,9 +46,9 @@ def test_tasks_deal_the_classes(task, sizes):
     ("task", "message"),
     [
         ("15-", "task '15-' is not a list of class numbers such as 19-1"),
-        ("15-3", "after 15 of the 20 classes, 5 cannot be dealt in steps of 3"),
-        ("10-5-4", "deals 19 classes, but the data has 20"),
-        ("25", "deals 25 classes, but the data has 20"),
+        ("15-3", "after 15 of the 20 classes, 5 cannot be split into steps of 3"),
+        ("10-5-4", "has 19 classes, but the data has 20"),
+        ("25", "has 25 classes, but the data has 20"),
         ("0-20", "not a list of class numbers"),
     ],
 )
@@ -102,7 +102,7 @@ def test_order_by_name_or_label(tmp_path):
     [
         ("data: voc\n", "needs either `task` or `steps`"),
         ("data: voc\ntask: 1-1\nsetups: disjoint\n", r"unknown key \(did you mean 'setup'\?\)"),
-        ("data: voc\nsteps: [[cat]]\norder: [cat]\n", "`order` goes with `task`"),
+        ("data: voc\nsteps: [[cat]]\norder: [cat]\n", "`order` needs `task`"),
         ("- 1", "must hold `data:`"),
         ("data: [", "is not valid YAML"),
         ("data: voc\nsteps: []\n", "there is no step"),

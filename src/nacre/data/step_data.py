@@ -22,13 +22,14 @@ from nacre.errors import NacreError, did_you_mean
 from nacre.labels.channels import Channels, Growth, first_channels, from_background
 from nacre.labels.mapping import LabelMapping, LabelPolicy, mapping_for_tests, mapping_for_training
 from nacre.labels.space import BACKGROUND, LabelIndex, LabelSpace
-from nacre.scenarios.exemplars import Memory, keep_exemplars
 from nacre.scenarios.scenario import (
     ImageLists,
+    Memory,
     Scenario,
     check_images,
     digest,
     images_to_test,
+    keep_exemplars,
     step_images,
 )
 

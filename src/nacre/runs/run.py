@@ -14,8 +14,7 @@ from nacre.runs.folder import RunFolder
 from nacre.runs.step_cache import StepCache, digest_masks, step_keys
 from nacre.runs.steps import Metrics, run_steps, step_sampler
 from nacre.runs.testing import ScenarioTests
-from nacre.scenarios.exemplars import memory_lines
-from nacre.scenarios.scenario import make_scenario, read_scenario
+from nacre.scenarios.scenario import make_scenario, memory_lines, read_scenario
 from nacre.training.config import RunConfig
 from nacre.training.events import Observer
 from nacre.utils.distributed import Distributed, explain_lost_process, init_distributed

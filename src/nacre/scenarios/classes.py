@@ -17,7 +17,7 @@ class ClassSchedule:
     """The classes of each step, and so the channel of each class.
 
     Attributes:
-        space: What the labels mean.
+        space: The classes of the labels.
         steps: The labels that each step learns, in order.
     """
 
@@ -25,7 +25,7 @@ class ClassSchedule:
     steps: StepLabels
 
     def __post_init__(self) -> None:
-        """Refuse empty steps, repeated classes and more channels than there can be."""
+        """Refuse empty steps, repeated classes and too many channels."""
         if not self.steps:
             raise NacreError("there is no step; at least one is needed")
         learned: set[int] = set()
@@ -40,19 +40,19 @@ class ClassSchedule:
         _ = self._channels
 
     def new(self, step: int) -> tuple[int, ...]:
-        """Labels learned in this step."""
+        """Return the labels learned in a step."""
         return self.steps[step]
 
     def old(self, step: int) -> tuple[int, ...]:
-        """Labels learned before this step."""
+        """Return the labels learned before a step."""
         return tuple(label for labels in self.steps[:step] for label in labels)
 
     def seen(self, step: int) -> tuple[int, ...]:
-        """Labels learned up to and with this step, in channel order (channel 1 first)."""
+        """Return the labels learned up to and including a step, in channel order."""
         return self.old(step) + self.new(step)
 
     def future(self, step: int) -> tuple[int, ...]:
-        """Labels learned after this step."""
+        """Return the labels learned after a step."""
         return tuple(label for labels in self.steps[step + 1 :] for label in labels)
 
     @cached_property
@@ -62,47 +62,50 @@ class ClassSchedule:
         colors = {name: own[label] for label, name in names.items() if label in own}
         if self.space.background in own:
             colors[BACKGROUND] = own[self.space.background]
-        found: list[Channels] = []
+        by_step: list[Channels] = []
         for labels in self.steps:
             new = [names[label] for label in labels]
-            found.append(found[-1].extended(new, colors) if found else first_channels(new, colors))
-        return tuple(found)
+            if by_step:
+                by_step.append(by_step[-1].extended(new, colors))
+            else:
+                by_step.append(first_channels(new, colors))
+        return tuple(by_step)
 
     def channels(self, step: int) -> Channels:
         """Return the channels of the network after a step."""
         return self._channels[step]
 
     def names(self, step: int) -> tuple[str, ...]:
-        """Class name by channel."""
+        """Return the class names by channel."""
         return self.channels(step).names
 
     def growth(self, step: int) -> Growth:
-        """Return what a step adds to the network's channels."""
+        """Return the channels that a step adds."""
         num_old = len(self.channels(step - 1)) if step else 0
         return from_background(num_old, len(self.channels(step)))
 
     def training_mapping(
         self, step: int, policy: LabelPolicy, *, at: int | None = None
     ) -> LabelMapping:
-        """Return how the labels of a step's images are seen in training: only its own are there.
+        """Return the training mapping of a step's images, which label its own classes only.
 
         Args:
-            step: Whose classes are labeled.
-            policy: What to do with what has no channel.
-            at: The step that learns from them, if it is a later one, which knows more channels.
+            step: The step that labels the images.
+            policy: The rule for labels without a channel.
+            at: The step that trains on them, if it is a later one with more channels.
         """
         labeled = {label: self.space.names[label] for label in self.new(step)}
         channels = self.channels(step if at is None else at)
         return mapping_for_training(channels, self.space, policy, labeled)
 
     def testing_mapping(self, step: int, policy: LabelPolicy) -> LabelMapping:
-        """Return how the labels of the test images are seen after a step: all of them are there."""
+        """Return the mapping of the test images after a step, which label all classes."""
         never = set(self.space.names) - set(self.seen(len(self.steps) - 1))
         labeled = self.space.names
         return mapping_for_tests(self.channels(step), self.space, policy, labeled, never)
 
     def merged(self) -> "ClassSchedule":
-        """Return all classes in one step, for joint training."""
+        """Return the schedule with all classes in one step, for joint training."""
         return ClassSchedule(self.space, (self.seen(len(self.steps) - 1),))
 
 
@@ -112,7 +115,7 @@ class NamedTask:
 
     Attributes:
         steps: The labels of each step.
-        partition_as: The finer steps that the partition rule is run on, if not on `steps` itself.
+        partition_as: The finer steps of the partition rule, if they are not `steps`.
     """
 
     steps: StepLabels
