@@ -1,6 +1,5 @@
 """Runs as processes of this machine: their GPUs, cores and command lines."""
 
-import os
 import subprocess
 import sys
 
@@ -11,7 +10,6 @@ from nacre.runs.records import Starts
 from nacre.sweeps import engines
 from nacre.sweeps.engines import Local, RemoteRun, Task, visible_gpus
 from nacre.sweeps.grid import check_grid, make_jobs, run_grid
-from nacre.utils import system
 from nacre.utils.system import usable_cores
 from stand_in_runs import stand_in
 from tiny_runs import TINY
@@ -69,13 +67,6 @@ def test_more_gpus_than_there_are_is_a_sentence():
 def test_gpus_that_are_hidden_from_the_grid_stay_hidden(monkeypatch, given, found):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert visible_gpus() == found
-
-
-def test_a_run_uses_its_part_of_the_cores(monkeypatch):
-    monkeypatch.setenv(system.CORES, "1")
-    assert usable_cores() == 1
-    monkeypatch.setenv(system.CORES, "100000")
-    assert usable_cores() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize(

@@ -114,18 +114,3 @@ def test_a_part_of_the_ablation_fills_its_part_of_the_table(voc, tmp_path):
     ):
         assert note in table.caption
     assert "method." not in table.caption, "the methods are the paper's"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@each_grid
-def test_a_grid_of_the_paper_runs_and_fills_its_table(name, root, tmp_path):
-    kind, _ = GRIDS[name]
-    carry_out(jobs_of(name, root, tmp_path))
-    results = load_results([tmp_path])
-    for paper in (False, True):
-        (table,) = make_tables(results, kind, paper=paper)
-        ours = [row for row in table.rows if row.source == "ours"]
-        assert all(cell.values for row in ours for cell in row.cells)
-        assert all(row.name.endswith("*") == paper for row in ours)
-    assert len([row for row in table.rows if row.source == "paper"]) == len(ours)

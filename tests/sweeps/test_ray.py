@@ -162,12 +162,6 @@ def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
         Ray()
 
 
-def test_without_ray_it_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(NacreError, match=r"pip install .*\[ray\]"):
-        Ray()
-
-
 OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft,mib,lwf-mc,joint"]
 OPTIONS += [*set_options(VALUES), "--set", "train.epochs=30"]
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +18,7 @@ from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.sweeps import grid as grids
-from nacre.sweeps.engines import RemoteRun, Slurm, Task
+from nacre.sweeps.engines import Ended, RemoteRun, Slurm, Task
 from nacre.sweeps.grid import cancel_submitted, check_grid, make_jobs, open_engine, run_grid
 from stand_in_runs import Process
 from tiny_runs import TINY, set_options
@@ -94,6 +95,21 @@ def test_a_run_without_gpus_asks_for_none(slurm, tmp_path, monkeypatch):
     assert "--gpus" not in (slurm / "1.sh").read_text()
 
 
+def test_a_job_that_left_no_result_is_lost(tmp_path):
+    class Killed:
+        job_id = "7"
+
+        def done(self):
+            return True
+
+        def result(self):
+            raise RuntimeError("Job 7 has not produced any output\nState: NODE_FAIL")
+
+    engine = Slurm(SimpleNamespace(submit=lambda run: Killed()), 1)
+    name = engine.submit(Task(("run",), tmp_path / "run", tmp_path))
+    assert engine.poll(name) == Ended("lost", "SLURM's job 7 ended: State: NODE_FAIL")
+
+
 def test_parameters_that_submitit_does_not_know_are_a_sentence(slurm, tmp_path):
     grid = check_grid({**GRID, "slurm": {"partitoin": "gpu"}})
     with pytest.raises(NacreError, match="partitoin"):
@@ -113,43 +129,6 @@ def test_a_job_that_must_go_has_its_run_save_and_can_be_sent_again(tmp_path):
     assert process.code == 130
     sent = pickle.loads(pickle.dumps(again.function))
     assert (sent.task, sent.process) == (job.task, None)
-
-
-def test_a_job_that_slurm_ended_is_submitted_again(slurm, tmp_path, monkeypatch):
-    """Its process is killed before it could leave a result."""
-    monkeypatch.setattr(grids, "POLL_SECONDS", 0.05)
-    (job,) = make_jobs(check_grid(GRID), tmp_path / "grid")
-    engine = open_engine("slurm", check_grid(GRID), tmp_path / "grid")
-    monkeypatch.setenv("FAKE_SLURM_FAILS", "1")
-    assert not run_grid([job], engine, should_stop=lambda: job.attempts == 2)
-    assert len(list(slurm.glob("*.sh"))) == 2
-
-
-def test_slurm_is_asked_every_half_minute_however_long_a_job_has_been_there(
-    slurm, tmp_path, monkeypatch
-):
-    watcher = open_engine("slurm", check_grid(GRID), tmp_path).executor.job_class.watcher
-    watcher.register_job("1")
-    clock = time.time()
-    for passed, calls in ((7200, 1), (7215, 1), (7231, 2)):
-        monkeypatch.setattr("submitit.core.core._time.time", lambda now=clock + passed: now)
-        watcher.get_info("1")
-        assert watcher.num_calls == calls
-
-
-@pytest.mark.slow
-def test_submitits_local_executor_carries_out_a_grid(tmp_path, monkeypatch):
-    import submitit
-
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-    executor = submitit.LocalExecutor(tmp_path / "jobs")
-    executor.update_parameters(timeout_min=10)
-    jobs = make_jobs(check_grid({**GRID, "methods": ["ft", "mib"]}), tmp_path / "grid")
-    assert run_grid(jobs, Slurm(executor, 2))
-    assert [job.state for job in jobs] == ["done", "done"], jobs[0].problem
-    assert not list((tmp_path / "grid").rglob("*.job"))
-    whole = run_scenario(jobs[1].config, tmp_path / "whole")
-    assert json.loads(jobs[1].folder.metrics.read_text()) == whole
 
 
 OPTIONS = ["--scenarios", "scenes/4-4/overlapped", "--methods", "ft", "--gpus-per-run", "0"]

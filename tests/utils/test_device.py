@@ -32,25 +32,16 @@ def flags():
     torch.use_deterministic_algorithms(False)
 
 
-def test_a_gpu_looks_for_fast_kernels_and_the_losses_keep_their_digits(flags):
-    torch.backends.cuda.matmul.allow_tf32 = True
-    configure_backends(CUDA, tf32=True)
-    assert torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.allow_tf32
-    assert not torch.backends.cuda.matmul.allow_tf32
-    configure_backends(CUDA, tf32=False)
-    assert not torch.backends.cudnn.allow_tf32
-
-
-def test_float32_is_float32_in_convolutions_and_in_matrix_products(flags):
+@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
+def test_tf32_is_for_convolutions_if_it_is_allowed_and_never_for_matrix_products(
+    flags, precision, tf32
+):
     for place, name in SWITCHES:
-        setattr(place, name, True)
-    assert set_precision("float32", CUDA).dtype == torch.float32
-    assert not torch.backends.cudnn.allow_tf32
+        setattr(place, name, not tf32)
+    assert set_precision(precision, CUDA).dtype == torch.float32
+    assert torch.backends.cudnn.allow_tf32 == tf32
     assert not torch.backends.cuda.matmul.allow_tf32
-    assert set_precision("tf32", CUDA).dtype == torch.float32
-    assert torch.backends.cudnn.allow_tf32
-    assert not torch.backends.cuda.matmul.allow_tf32
+    assert torch.backends.cudnn.benchmark
 
 
 def test_who_asked_for_the_same_result_every_time_gets_it(flags):

@@ -172,12 +172,6 @@ def test_a_helper_that_outlives_its_parent_does_not_hold_the_lock(tmp_path):
     os.waitpid(helper, 0)
 
 
-def test_what_cannot_be_a_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NacreError, match="file cannot be a grid folder: File exists"):
-        locked(tmp_path / "file", "grid").__enter__()
-
-
 HOLD = """
 import sys, time
 from pathlib import Path
