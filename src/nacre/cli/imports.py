@@ -99,7 +99,7 @@ def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
 def import_tables(report: "ImportReport") -> Group:
     """Return the report of an import: its classes, what was left out, and what to do next."""
     from nacre.importers.problems import counted
-    from nacre.importers.report import SHEET
+    from nacre.importers.run import SHEET
 
     title = f"{report.format}: {counted(len(report.written), 'image')} in {report.target.name}"
     table = Table(title=Text(title), title_justify="left")

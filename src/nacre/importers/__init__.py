@@ -1,20 +1,18 @@
-"""From the export of an annotation tool to a folder that nacre learns from, without torch.
+"""Import of the exports of annotation tools into a data folder, without torch.
 
 ::
 
-    files, documents            files of a folder or archive, JSON and XML piece by piece
-    rasterize, shapes, masks    the exact pixels of a shape, the labels in a mask file
-    reading                     what a reader fills: classes, images with their shapes
-    formats                     the table of formats, and a reader each
-    labels, paint               label numbers; one image and its mask
-    folder, report              what is written beside them
-    run                         an import from beginning to end
+    files, documents            files of a folder or archive; JSON, XML, YAML and text
+    rasterize, shapes, masks    the exact pixels of shapes; the labels in mask files
+    reading                     the content of an export: classes, images and their shapes
+    formats                     the table of formats, and a reader for each
+    folder, paint               labels, names and lists; the import of one image
+    run                         an import from beginning to end, and its report
 """
 
 from nacre.importers.formats import Format
 from nacre.importers.reading import Image, Reading
-from nacre.importers.report import ImportReport
-from nacre.importers.run import ImportOptions, import_export
+from nacre.importers.run import ImportOptions, ImportReport, import_export
 
 __all__ = [
     "Format",

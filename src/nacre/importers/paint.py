@@ -21,9 +21,9 @@ from nacre.data.image_io import FORMATS, TURNS, count_labels, examine_image, ori
 from nacre.errors import NacreError
 from nacre.importers.folder import Labels
 from nacre.importers.masks import open_image
-from nacre.importers.problems import Unusable, brief
+from nacre.importers.problems import DAMAGED, Unusable, brief
 from nacre.importers.reading import BACKGROUND, NO_OUTLINE, Image, Order
-from nacre.importers.shapes import Outline, Shape
+from nacre.importers.shapes import Area, Outline
 from nacre.utils.progress import Progress, worker_pool
 from nacre.utils.system import usable_cores
 
@@ -245,16 +245,15 @@ def _make_mask(job: Job, image: Image, path: Path, outcome: Outcome, unknown: Fr
     if mask is None:
         size = _stored(upright, turn) if is_stored else upright
         mask, outcome.num_uncovered = _paint(image.shapes, size, job.labels, job.order)
-        areas = [shape.area for shape in image.shapes]
-        boxes = (isinstance(area, Outline) and area.is_box(*size) for area in areas)
-        outcome.has_only_boxes = bool(areas) and all(boxes)
+        boxes = [isinstance(area, Outline) and area.is_box(*size) for _, area in image.shapes]
+        outcome.has_only_boxes = bool(boxes) and all(boxes)
     if not is_stored or turn == 1:
         return mask
     return np.asarray(PillowImage.fromarray(mask).transpose(TURNS[turn]))
 
 
 def _paint(
-    shapes: Sequence[Shape], size: Size, labels: Labels, order: Order
+    shapes: Sequence[tuple[str, Area]], size: Size, labels: Labels, order: Order
 ) -> tuple[LabelMap, int]:
     """Paint shapes over each other: later ones on top, or smaller ones if the order is by area.
 
@@ -267,20 +266,23 @@ def _paint(
     canvas = np.full((height, width), labels.of[BACKGROUND], labels.dtype)
     areas = np.full((height, width), np.iinfo(np.int32).max, np.int32) if order == "area" else None
     num_uncovered, budget = 0, _MAX_PAINTED_PIXELS
-    for shape in shapes:
-        patch = shape.patch(width, height)
+    for name, area in shapes:
+        try:
+            patch = area(width, height)
+        except ValueError as error:
+            raise Unusable(DAMAGED, str(error)) from error
         budget -= patch.bits.size
         if budget < 0:
             raise Unusable("its shapes are too large and too many to be real")
-        bits, area = patch.bits, int(np.count_nonzero(patch.bits))
-        if area == 0:
+        bits, num_pixels = patch.bits, int(np.count_nonzero(patch.bits))
+        if num_pixels == 0:
             num_uncovered += 1
             continue
         box = patch.slices()
         if areas is not None:
-            bits = bits & (areas[box] >= area)
-            areas[box][bits] = area
-        canvas[box][bits] = labels.of[shape.name]
+            bits = bits & (areas[box] >= num_pixels)
+            areas[box][bits] = num_pixels
+        canvas[box][bits] = labels.of[name]
     return canvas, num_uncovered
 
 

@@ -17,7 +17,7 @@ from nacre.importers.documents import Place, stream_json, stream_xml
 from nacre.importers.files import Export, File, Finder, split_of
 from nacre.importers.masks import MaskFile
 from nacre.importers.problems import DAMAGED, Unusable, brief
-from nacre.importers.shapes import Area, Shape
+from nacre.importers.shapes import Area
 from nacre.utils.progress import Progress
 
 Color = tuple[int, int, int]
@@ -53,7 +53,7 @@ class Image:
         mask: Its mask file, if its labels are not shapes.
         is_listed: True if the export lists it. Without shapes, it is then all background.
         is_labeled: True if it has labels, which may be empty.
-        shapes: The shapes to paint.
+        shapes: The class and the area of each shape.
         skipped: Reasons why shapes are skipped.
         problem: Why it cannot be imported, if that is already known.
     """
@@ -66,7 +66,7 @@ class Image:
     mask: MaskFile | None = None
     is_listed: bool = True
     is_labeled: bool = True
-    shapes: list[Shape] = field(default_factory=list)
+    shapes: list[tuple[str, Area]] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
     problem: Unusable | None = None
 
@@ -197,7 +197,7 @@ class Reading:
             self.skip(image, FEW_CORNERS)
         else:
             self.shape_counts[title] += 1
-            image.shapes.append(Shape(known, area))
+            image.shapes.append((known, area))
 
     def draw_as(self, image: Image, makers: AreaMakers, word: str, item: Any, name: Any) -> None:
         """Add a shape by the tool's word for its kind, or count it if that has no area."""

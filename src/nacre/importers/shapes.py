@@ -20,13 +20,13 @@ import binascii
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nacre.importers.masks import open_image
-from nacre.importers.problems import DAMAGED, Unusable, brief
+from nacre.importers.problems import brief
 from nacre.importers.rasterize import (
     MAX_COORDINATE,
     Bits,
@@ -50,24 +50,6 @@ _BOX_TOLERANCE = 1.0
 _MAX_INFLATED_BYTES = 1 << 28
 _MAX_BITMAP_RATIO = 4
 """Size of the largest bitmap, relative to its image: one file may contain thousands of bitmaps."""
-
-
-class Shape(NamedTuple):
-    """An annotated shape: its class and its area."""
-
-    name: str
-    area: Area
-
-    def patch(self, width: int, height: int) -> Patch:
-        """Return the covered pixels of an image of this size.
-
-        Raises:
-            Unusable: The shape is damaged, or does not fit an image of this size.
-        """
-        try:
-            return self.area(width, height)
-        except ValueError as error:
-            raise Unusable(DAMAGED, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
