@@ -28,6 +28,9 @@ def files(*paths: str) -> list[File]:
         ("valid/b.png", "train", "train", "valid/b.png"),
         ("http://x.org/y/valid/b.png?z=1", "", None, "valid/b.png"),
         ("c%20d.png", "", None, "c d.png"),
+        ("/data/local-files/?d=photos%2Fday%201%2Fa.jpg", "", None, "images/a.jpg"),
+        ("s3://bucket/some/a.jpg", "", None, "images/a.jpg"),
+        ("https://x.org/x/a.jpg?width=9&token=a/b.png", "", None, "images/a.jpg"),
         ("images/e.png", "", None, "images/e.png"),
         ("images/e.png", "train", None, "train/images/e.png"),
         ("nothing.jpg", "", None, None),
@@ -49,12 +52,9 @@ def test_the_file_that_a_name_means(
     assert (match.path if match else None) == found
 
 
-def test_two_files_that_may_be_meant_are_not_guessed() -> None:
+def test_a_whole_path_is_told_from_a_last_part_and_two_files_are_not_guessed() -> None:
     with pytest.raises(Unusable, match="several files may be the image"):
         Finder(files("x/a.jpg", "y/a.jpg")).find("a.jpg")
-
-
-def test_a_whole_path_is_told_from_a_last_part() -> None:
     finder = Finder(files("day1/a.jpg"))
     (file,) = files("day1/a.jpg")
     assert finder.find("day1/a.jpg") == finder.find("day2/a.jpg") == file

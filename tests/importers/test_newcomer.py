@@ -107,6 +107,8 @@ def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
         ("a.json", '{"items": [{"id": "p", "annotations": []}]}', "export it as 'CVAT for images"),
         ("a.json", '{"images": [}', "a.json is not valid JSON"),
         ("a.zip", "x", "contains another archive"),
+        (".hidden", "x", "has no files"),
+        ("classes.yaml", "classes: {1: cat}", "data folder of nacre already"),
         ("SegmentationClass/a.png", "x", "none of their files"),
         ("a.txt", "x", r"no known format \(it contains 1 .txt"),
     ],

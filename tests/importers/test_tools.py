@@ -2,6 +2,7 @@
 
 import base64
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ from nacre.importers.rasterize import rectangle
 SIZE = (24, 16)
 
 
+Writer = Callable[..., None]
+
+
 def expected_ring(points: Any) -> np.ndarray:
     return reference(np.array(points, float), *SIZE).astype(np.uint8)
 
@@ -62,46 +66,21 @@ def test_coco_outlines_and_sizes_in_all_their_forms(width: Any, form: Any, tmp_p
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
+RUNS = {
+    "size": [16, 24],
+    "counts": compress(runs_of(filled(SIZE, (*BOX, 1)).reshape(-1, order="F"))),
+}
+
+
 @pytest.mark.parametrize("segmentation", [[], None, {}, [[1, 2, 3, 4]]])
 def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"segmentation": [FLAT]}, {"segmentation": segmentation})
+    crowd = {"segmentation": RUNS, "iscrowd": 1}
+    coco_of(tmp_path / "x", crowd, {"segmentation": segmentation})
+    captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
+    save_json(tmp_path / "x" / "captions_val.json", captions)  # which are passed over
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert sum(got.report.skipped_shapes.values()) == 1
+    assert (got.report.shapes, len(got.report.skipped_shapes)) == ({"crowd regions": 1}, 1)
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
-
-
-def test_crowd_regions_are_their_class(tmp_path: Path) -> None:
-    runs = runs_of(filled(SIZE, (*BOX, 1)).reshape(-1, order="F"))
-    segmentation = {"size": [16, 24], "counts": compress(runs)}
-    coco_of(tmp_path / "x", {"segmentation": segmentation, "iscrowd": 1})
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
-    assert got.report.shapes == {"crowd regions": 1}
-
-
-@pytest.mark.parametrize(
-    ("segmentation", "message"),
-    [
-        ({"size": [16, 24], "counts": [5, 5]}, "10 pixels instead of 384"),
-        ({"size": [24, 16], "counts": [0, 384]}, "16 x 24 pixels, not 24 x 16"),
-        ({"size": [16, 24], "counts": "@@@"}, "RLE"),
-        ({"size": [10**12, 10**12], "counts": "1"}, "RLE has the size"),
-        ({"counts": [5]}, "RLE has the size"),
-        ({"size": [16, 24]}, "counts of its RLE are None"),
-        ([["a", "b", "c", "d", "e", "f"]], "not numbers"),
-        ([[1, 2, 3, 4, 5]], "pairs of numbers"),
-        ([[1, 2, 3, 4, 5, float("nan")]], "corner is at"),
-        ([[1, 2, 3, 4, 5, 1e300]], "corner is at"),
-        ("text", "segmentation is text"),
-    ],
-)
-def test_a_damaged_shape_leaves_its_image_out(
-    segmentation: Any, message: str, tmp_path: Path
-) -> None:
-    shapes = ({"segmentation": [FLAT]}, {"segmentation": segmentation})
-    coco_of(tmp_path / "x", *shapes, width=24, height=16)
-    with pytest.raises(NacreError, match=f"a shape is damaged .*{message}"):
-        Imported(tmp_path / "x", tmp_path / "y")
 
 
 def test_annotations_may_come_before_their_images(tmp_path: Path) -> None:
@@ -154,13 +133,6 @@ def test_a_damaged_file_beside_the_others_is_not_passed_over(tmp_path: Path) -> 
     save_text(tmp_path / "x" / "val.json", '{"images": [], "annotations": [{"image_id": 1, }]}')
     with pytest.raises(NacreError, match=r"val\.json is not valid JSON"):
         Imported(tmp_path / "x", tmp_path / "y")
-
-
-def test_captions_beside_the_instances_are_passed_over(tmp_path: Path) -> None:
-    coco_of(tmp_path / "x", {"segmentation": [FLAT]})
-    captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
-    save_json(tmp_path / "x" / "captions_val.json", captions)
-    assert len(Imported(tmp_path / "x", tmp_path / "y").report.written) == 1
 
 
 # CVAT
@@ -244,29 +216,6 @@ def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [
-        '<polygon label="cat" points="1,2;3;4,5"/>',
-        '<polygon label="cat" points="a,b;c,d;e,f"/>',
-        '<box label="cat" xtl="1" ytl="1" xbr="x" ybr="3"/>',
-        '<box label="cat" xtl="1" ytl="1"/>',
-        '<mask label="cat" rle="1, 3" left="5" top="7" width="3" height="2"/>',
-        '<mask label="cat" rle="x" left="5" top="7" width="3" height="2"/>',
-        '<mask label="cat" rle="0, 6" left="5" top="7" width="-3" height="-2"/>',
-        '<mask label="cat" rle="0, 6" left="5" top="7" width="99999999" height="99999999"/>',
-        '<ellipse label="cat" cx="nan" cy="1" rx="1" ry="1"/>',
-        '<polygon points="1,2;3,4;4,5"/>',
-    ],
-)
-def test_damaged_cvat_shapes_leave_the_image_out(shape: str, tmp_path: Path) -> None:
-    cvat_of(tmp_path / "x", shape)
-    with pytest.raises(
-        NacreError, match=r"p\.jpg, is left out: a (shape is damaged|class has no name)"
-    ):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
-@pytest.mark.parametrize(
     ("table", "names", "cat", "dog"),
     [
         ("dog:51,221,255::\nbackground:0,0,0::\ncat:250,50,83::\n", ["dog", "cat"], 2, 1),
@@ -282,15 +231,6 @@ def test_masks_are_told_by_color_not_by_line(
     assert got.names == names
     expected = filled((16, 12), (2, 3, 12, 10, cat), (8, 5, 14, 9, dog))
     np.testing.assert_array_equal(got.mask("a"), expected)
-
-
-def test_an_unknown_color_ends_the_import_with_file_and_count(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    save_text(tmp_path / "x" / "labelmap.txt", "background:0,0,0::\ncat:250,50,83::\n")
-    message = r"SegmentationClass/a\.png has colors .*: 51,221,255 in 24 pixels"
-    with pytest.raises(NacreError, match=message):
-        Imported(tmp_path / "x", tmp_path / "y")
-    assert not (tmp_path / "y").exists()
 
 
 def test_palette_masks_of_cvat_are_read_by_their_colors(tmp_path: Path) -> None:
@@ -367,23 +307,22 @@ def test_labelmes_names_for_ignored_and_background(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), expected)
 
 
-def test_the_image_inside_a_labelme_file_is_used_where_there_is_no_other(tmp_path: Path) -> None:
-    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
-    data = base64.b64encode((tmp_path / "x" / "p.jpg").read_bytes()).decode()
-    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)}, imageData=data)
-    original = (tmp_path / "x" / "p.jpg").read_bytes()
-    (tmp_path / "x" / "p.jpg").unlink()
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.root / "images" / "p.jpg").read_bytes() == original
-
-
-def test_a_labelme_file_that_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
-    labelme_of(tmp_path / "x", {"label": "cat", "points": corners(BOX)})
-    save_image(tmp_path / "x" / "q.jpg", SIZE)
-    save_text(tmp_path / "x" / "q.json", '{"shapes": [')
-    got = Imported(tmp_path / "x", tmp_path / "y")
+@pytest.mark.parametrize("damage", ["no image", "cut off"])
+def test_labelme_files_with_the_image_inside_or_damaged(damage: str, tmp_path: Path) -> None:
+    root = tmp_path / "x"
+    labelme_of(root, {"label": "cat", "points": corners(BOX)})
+    original = (root / "p.jpg").read_bytes()
+    if damage == "no image":
+        data = base64.b64encode(original).decode()
+        labelme_of(root, {"label": "cat", "points": corners(BOX)}, imageData=data)
+        (root / "p.jpg").unlink()
+    else:
+        save_image(root / "q.jpg", SIZE)
+        save_text(root / "q.json", '{"shapes": [')
+    got = Imported(root, tmp_path / "y")
     assert got.images() == {"p"}
-    assert "its annotation cannot be read" in got.text
+    assert (got.root / "images" / "p.jpg").read_bytes() == original
+    assert ("its annotation cannot be read" in got.text) == (damage == "cut off")
 
 
 def test_two_annotations_of_one_image_leave_it_out(tmp_path: Path) -> None:
@@ -412,33 +351,10 @@ def test_yolo_boxes_are_counted_and_files_without_lines_are_empty(tmp_path: Path
     assert got.report.empty == ["train/images/empty.jpg", "train/images/no-text.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("7 0 0 1 0 1 1", "unlisted class .line 1: class 7"),
-        ("0 0 0 1 0 1.2 1", "not fractions of width"),
-        ("0 10 10 300 10 300 200", "not fractions of width"),
-        ("0 0 0 1 0 x 1", "other than numbers"),
-        ("0 0 0 1 0 1 1 1", "pairs of numbers"),
-        ("0.5 0 0 1 0 1 1", "unlisted class"),
-        ("0 0 0 1 0 1 nan", "corner is at"),
-    ],
-)
-def test_damaged_yolo_lines(line: str, message: str, tmp_path: Path) -> None:
-    yolo_of(tmp_path / "x", line)
-    with pytest.raises(NacreError, match=message):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
 def yolo_of(root: Path, line: str) -> None:
     save_text(root / "data.yaml", "names: [cat]\nnc: 1\ntrain: images")
     save_image(root / "images" / "p.jpg", SIZE)
     save_text(root / "labels" / "p.txt", line)
-
-
-def test_corners_a_hair_outside_are_tolerated(tmp_path: Path) -> None:
-    yolo_of(tmp_path / "x", "0 -0.005 0 1.005 0 1.005 1.005 -0.005 1.005")
-    assert Imported(tmp_path / "x", tmp_path / "y").mask("p").all()
 
 
 def test_label_studios_yolo_has_its_classes_in_a_text_file(tmp_path: Path) -> None:
@@ -450,14 +366,23 @@ def test_label_studios_yolo_has_its_classes_in_a_text_file(tmp_path: Path) -> No
     np.testing.assert_array_equal(got.mask("1a2b3c4d-p"), filled(SIZE, (0, 0, 12, 16, 2)))
 
 
-def test_yolo_splits_by_the_folders_that_data_yaml_names(tmp_path: Path) -> None:
-    save_text(
-        tmp_path / "x" / "d.yaml",
-        "names: [cat]\npath: /far/away\ntrain: images/one\nval: images/two",
-    )
-    for name in ("one", "two"):
-        save_image(tmp_path / "x" / "images" / name / f"{name}.JPG", SIZE)
-        save_text(tmp_path / "x" / "labels" / name / f"{name}.txt", "0 0 0 1 0 1 1")
+@pytest.mark.parametrize(
+    ("description", "folders"),
+    [
+        ("names: [cat]\npath: /far/away\ntrain: images/one\nval: images/two", ("one/", "two/")),
+        ("names: {0: cat}\npath: .\ntrain: train.txt\nval: val.txt", ("", "")),
+    ],
+)
+def test_yolo_splits_by_folders_or_lists(
+    description: str, folders: tuple[str, str], tmp_path: Path
+) -> None:
+    save_text(tmp_path / "x" / "d.yaml", description)
+    for name, split, folder in zip(("one", "two"), ("train", "val"), folders, strict=True):
+        save_image(tmp_path / "x" / "images" / folder / f"{name}.JPG", SIZE)
+        # A hair outside the image is tolerated.
+        save_text(tmp_path / "x" / "labels" / folder / f"{name}.txt", "0 -0.005 0 1 0 1 1.005")
+        if not folder:
+            save_text(tmp_path / "x" / f"{split}.txt", f"data/images/{name}.jpg\n")
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
 
@@ -472,18 +397,6 @@ def test_labels_whose_images_lie_elsewhere(tmp_path: Path) -> None:
         Imported(tmp_path / "x", tmp_path / "y")
     got = Imported(tmp_path / "x", tmp_path / "y", images=tmp_path / "photos")
     assert got.images() == {"a", "b", "empty"}
-
-
-def test_yolo_splits_by_lists_of_images(tmp_path: Path) -> None:
-    save_text(
-        tmp_path / "x" / "data.yaml", "names: {0: cat}\npath: .\ntrain: train.txt\nval: val.txt"
-    )
-    for name, split in (("one", "train"), ("two", "val")):
-        save_image(tmp_path / "x" / "images" / f"{name}.jpg", SIZE)
-        save_text(tmp_path / "x" / "labels" / f"{name}.txt", "0 0 0 1 0 1 1")
-        save_text(tmp_path / "x" / f"{split}.txt", f"data/images/{name}.jpg\n")
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.list("train"), got.list("val")) == (["one.jpg"], ["two.jpg"])
 
 
 def test_labels_in_folders_that_the_images_do_not_have(tmp_path: Path) -> None:
@@ -538,6 +451,11 @@ def test_label_studio_ellipses_and_boxes_turned_about_their_corner(tmp_path: Pat
     np.testing.assert_array_equal(got[:, 12:], expected[:, 12:])
     rows, columns = np.nonzero(got[:, :11])
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (3, 8, 4, 11)
+
+
+def brush(code: Any, form: str = "rle") -> dict[str, Any]:
+    value = {"format": form, "rle": code, "brushlabels": ["cat"]}
+    return {"type": "brushlabels", "value": value}
 
 
 def polygon(label: str, **more: Any) -> dict[str, Any]:
@@ -602,38 +520,6 @@ def test_an_image_that_was_turned_in_label_studio_is_left_out(tmp_path: Path) ->
         Imported(tmp_path / "x", tmp_path / "y")
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"format": "rle", "rle": [1, 2, 3], "brushlabels": ["cat"]},
-        {"format": "rle", "rle": [999], "brushlabels": ["cat"]},
-        {"format": "rle", "rle": "abc", "brushlabels": ["cat"]},
-        {"format": "png", "rle": [], "brushlabels": ["cat"]},
-        {"brushlabels": ["cat"]},
-        {"format": "rle", "rle": brush_code(bits_of("a", (1, 1, 2, 2))), "brushlabels": ["cat"]},
-    ],
-)
-def test_damaged_brushes_leave_the_image_out(value: dict[str, Any], tmp_path: Path) -> None:
-    label_studio_of(tmp_path / "x", {"type": "brushlabels", "value": value})
-    with pytest.raises(NacreError, match="a shape is damaged"):
-        Imported(tmp_path / "x", tmp_path / "y")
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "http://localhost:8080/data/upload/7/p.jpg",
-        "/data/local-files/?d=photos%2Fday%201%2Fp.jpg",
-        "s3://bucket/some/p.jpg",
-        "https://example.org/x/p.jpg?width=9&token=a/b.png",
-        "C:\\Users\\me\\p.jpg",
-    ],
-)
-def test_addresses_of_images(address: str, tmp_path: Path) -> None:
-    label_studio_of(tmp_path / "x", polygon("cat"), image=address)
-    assert Imported(tmp_path / "x", tmp_path / "y").images() == {"p"}
-
-
 # Supervisely
 
 
@@ -672,3 +558,50 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.mask("p").max(), got.classes["ignored"]) == (300, 65535)
     np.testing.assert_array_equal(read_mask(got.root / "masks" / "p.png"), got.mask("p"))
+
+
+# Damaged shapes
+
+
+DAMAGED: list[tuple[Writer, Any, str]] = [
+    (coco_of, {"segmentation": {"size": [16, 24], "counts": [5, 5]}}, "10 pixels instead of 384"),
+    (coco_of, {"segmentation": {"size": [24, 16], "counts": [0, 384]}}, "16 x 24 pixels, not 24"),
+    (coco_of, {"segmentation": {"size": [10**12, 10**12], "counts": "1"}}, "RLE has the size"),
+    (coco_of, {"segmentation": {"counts": [5]}}, "RLE has the size"),
+    (coco_of, {"segmentation": {"size": [16, 24]}}, "counts of its RLE are None"),
+    (coco_of, {"segmentation": [["a", "b", "c", "d", "e", "f"]]}, "not numbers"),
+    (coco_of, {"segmentation": [[1, 2, 3, 4, 5]]}, "pairs of numbers"),
+    (coco_of, {"segmentation": [[1, 2, 3, 4, 5, float("nan")]]}, "corner is at"),
+    (coco_of, {"segmentation": [[1, 2, 3, 4, 5, 1e300]]}, "corner is at"),
+    (coco_of, {"segmentation": "text"}, "segmentation is text"),
+    (cvat_of, '<polygon label="cat" points="1,2;3;4,5"/>', "pairs of numbers"),
+    (cvat_of, '<polygon label="cat" points="a,b;c,d;e,f"/>', "not numbers"),
+    (cvat_of, '<polygon points="1,2;3,4;4,5"/>', "a class has no name"),
+    (cvat_of, '<box label="cat" xtl="1" ytl="1" xbr="x" ybr="3"/>', "not numbers"),
+    (cvat_of, '<box label="cat" xtl="1" ytl="1"/>', "not numbers"),
+    (cvat_of, '<mask label="cat" rle="1, 3" left="5" top="7" width="3" height="2"/>', "4 pixels"),
+    (cvat_of, '<mask label="cat" rle="x" left="5" top="7" width="3" height="2"/>', "not a list"),
+    (cvat_of, '<mask label="cat" rle="0, 6" left="5" top="7" width="-3" height="-2"/>', "its box"),
+    (cvat_of, '<ellipse label="cat" cx="nan" cy="1" rx="1" ry="1"/>', "not finite"),
+    (yolo_of, "7 0 0 1 0 1 1", "unlisted class .line 1: class 7"),
+    (yolo_of, "0.5 0 0 1 0 1 1", "unlisted class"),
+    (yolo_of, "0 0 0 1 0 1.2 1", "not fractions of width"),
+    (yolo_of, "0 10 10 300 10 300 200", "not fractions of width"),
+    (yolo_of, "0 0 0 1 0 x 1", "other than numbers"),
+    (yolo_of, "0 0 0 1 0 1 1 1", "pairs of numbers"),
+    (yolo_of, "0 0 0 1 0 1 nan", "corner is at"),
+    (label_studio_of, brush([1, 2, 3]), "before its image"),
+    (label_studio_of, brush([999]), "not a list of bytes"),
+    (label_studio_of, brush("abc"), "not a list of bytes|before its image"),
+    (label_studio_of, brush([], "png"), "the format png"),
+    (label_studio_of, brush(brush_code(bits_of("a", (1, 1, 2, 2)))), "768 bytes instead"),
+]
+
+
+@pytest.mark.parametrize(("write", "shape", "message"), DAMAGED)
+def test_a_damaged_shape_leaves_its_image_out(
+    write: Writer, shape: Any, message: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "x", shape)
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")

@@ -1,9 +1,9 @@
-"""The command that turns the export of an annotation tool into a folder to learn from."""
+"""The command that writes a data folder from the export of an annotation tool."""
 
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 from rich.console import Group
 from rich.table import Table
@@ -15,6 +15,7 @@ from nacre.errors import NacreError, unknown_name
 
 if TYPE_CHECKING:
     from nacre.importers import ImportReport
+    from nacre.importers.paint import Unlabeled
 
 
 @app.command(
@@ -47,7 +48,7 @@ def import_(
     ] = None,
     fill_boxes: Annotated[
         bool,
-        flag("--fill-boxes", "Fill the outlines of COCO or YOLO though all of them are boxes."),
+        flag("--fill-boxes", "Fill the outlines of COCO or YOLO even if all of them are boxes."),
     ] = False,
     unlabeled: Annotated[
         str,
@@ -60,20 +61,22 @@ def import_(
         str | None, option("NAME", "Name of the format, if it is not recognized.", "--format")
     ] = None,
 ) -> None:
-    """Import what an annotation tool exported: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
+    """Import the export of an annotation tool: CVAT, COCO, LabelMe, YOLO, Label Studio and more."""
     from nacre.importers import ImportOptions, import_export
     from nacre.utils.signals import StopSignal
 
     if unlabeled not in (allowed := ("listed", "background", "skip")):
         raise unknown_name("value of --unlabeled", unlabeled, allowed)
-    chosen: dict[str, Any] = {
-        "fill_boxes": fill_boxes,
-        "colors": _parse_colors(colors or ""),
-        "unlabeled": unlabeled,
-    }
-    renamed = app.split_pairs(rename, "--rename", "OLD=NEW")
-    wanted = tuple(app.split_names(classes or ""))
-    options = ImportOptions(images, format_, wanted, tuple(ignore or ()), renamed, **chosen)
+    options = ImportOptions(
+        images=images,
+        format=format_,
+        classes=app.split_names(classes),
+        ignore=ignore or (),
+        rename=app.split_pairs(rename, "--rename", "OLD=NEW"),
+        fill_boxes=fill_boxes,
+        colors=_parse_colors(colors or ""),
+        unlabeled=cast("Unlabeled", unlabeled),
+    )
     try:
         with StopSignal():
             report = import_export(export, to, options)
@@ -84,7 +87,7 @@ def import_(
 
 
 def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
-    """Return names by color from ``0,255,0=crop,255,0,0=weed``."""
+    """Parse the names of colors, such as ``0,255,0=crop,255,0,0=weed``."""
     named, rest = {}, text.strip()
     while rest:
         form = re.match(r"(\d{1,3}),\s*(\d{1,3}),\s*(\d{1,3})\s*=([^,=]+)(?:,\s*|$)", rest)
@@ -97,7 +100,7 @@ def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
 
 
 def import_tables(report: "ImportReport") -> Group:
-    """Return the report of an import: its classes, what was left out, and what to do next."""
+    """Return the report of an import: its classes, the problems, and the next command."""
     from nacre.importers.problems import counted
     from nacre.importers.run import SHEET
 

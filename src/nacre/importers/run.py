@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image as PillowImage
 from PIL import ImageDraw, ImageFont
 
-from nacre.data.image_io import load, open_image
+from nacre.data.image_io import Pixels, load, open_image
 from nacre.errors import NacreError
 from nacre.importers.files import Export, File, agrees
 from nacre.importers.folder import (
@@ -368,9 +368,7 @@ def draw_sheet(folder: Path, report: ImportReport) -> PillowImage.Image:
     return sheet
 
 
-def _tile(
-    folder: Path, file: str, colors: np.ndarray[Any, np.dtype[np.uint8]]
-) -> PillowImage.Image:
+def _tile(folder: Path, file: str, colors: Pixels) -> PillowImage.Image:
     """Return a small image with its labels in color over it."""
     image = open_image(folder / "images" / file)
     image.draft("RGB", (2 * _TILE, 2 * _TILE))
