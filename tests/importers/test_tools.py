@@ -565,7 +565,7 @@ def test_more_than_254_classes_need_sixteen_bits(tmp_path: Path) -> None:
 
 DAMAGED: list[tuple[Writer, Any, str]] = [
     (coco_of, {"segmentation": {"size": [16, 24], "counts": [5, 5]}}, "10 pixels instead of 384"),
-    (coco_of, {"segmentation": {"size": [24, 16], "counts": [0, 384]}}, "16 x 24 pixels, not 24"),
+    (coco_of, {"segmentation": {"size": [24, 16], "counts": [0, 384]}}, "annotated at 16 x 24"),
     (coco_of, {"segmentation": {"size": [10**12, 10**12], "counts": "1"}}, "RLE has the size"),
     (coco_of, {"segmentation": {"counts": [5]}}, "RLE has the size"),
     (coco_of, {"segmentation": {"size": [16, 24]}}, "counts of its RLE are None"),
