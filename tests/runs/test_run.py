@@ -14,7 +14,6 @@ from nacre.runs.run import learn_scenario, open_scenario, run_scenario, scenario
 from nacre.training import loop
 from nacre.training.events import RunBegan, Trained, read_events
 from nacre.training.trainer import NotFinite, Trainer
-from nacre.utils import device as devices
 from nacre.utils.device import memory_layout
 from nacre.utils.distributed import init_distributed
 from nacre.utils.signals import Interrupted
@@ -260,12 +259,12 @@ def test_a_test_alone_keeps_tf32_out_of_float32_too(tmp_path, monkeypatch):
     config = tiny_config(train={"precision": "float32"})
     run_scenario(config, tmp_path / "run")
     told = []
-    monkeypatch.setattr(devices, "configure_backends", lambda device, tf32: told.append(tf32))
+    monkeypatch.setattr(testing, "configure_backends", lambda *given, **_: told.append(given[0]))
     evaluate_checkpoint(tmp_path / "run", {})
-    assert told == [False]
+    assert told == ["float32"]
     (tmp_path / "run" / "step-2" / "metrics.json").unlink()
     run_scenario(config, tmp_path / "run")
-    assert told == [False, False]
+    assert told == ["float32"] * 2
 
 
 def test_a_run_is_tested_again_as_it_was_tested(tmp_path, monkeypatch):

@@ -8,8 +8,6 @@ from nacre.utils.device import (
     choose_device,
     configure_backends,
     count_workers,
-    set_precision,
-    sizes_vary,
 )
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -32,21 +30,25 @@ def flags():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize(("precision", "tf32"), [("float32", False), ("tf32", True)])
+@pytest.mark.parametrize(
+    ("precision", "tf32"), [("float32", False), ("tf32", True), ("auto", True)]
+)
 def test_tf32_is_for_convolutions_if_it_is_allowed_and_never_for_matrix_products(
     flags, precision, tf32
 ):
     for place, name in SWITCHES:
         setattr(place, name, not tf32)
-    assert set_precision(precision, CUDA).dtype == torch.float32
+    configure_backends(precision, CUDA)
     assert torch.backends.cudnn.allow_tf32 == tf32
     assert not torch.backends.cuda.matmul.allow_tf32
     assert torch.backends.cudnn.benchmark
 
 
-def test_who_asked_for_the_same_result_every_time_gets_it(flags):
+def test_kernels_are_not_benchmarked_for_many_sizes_or_where_results_must_repeat(flags):
+    configure_backends("auto", CUDA, one_size=False)
+    assert not torch.backends.cudnn.benchmark
     torch.use_deterministic_algorithms(True)
-    configure_backends(CUDA, tf32=True)
+    configure_backends("auto", CUDA)
     assert not torch.backends.cudnn.benchmark
 
 
@@ -67,12 +69,3 @@ def test_a_process_touches_no_gpu_but_its_own(monkeypatch):
     assert choose_device("cuda", local_rank=3) == torch.device("cuda", 3)
     assert choose_device("cuda:1", local_rank=3) == torch.device("cuda", 1)
     assert touched == [torch.device("cuda", 3), torch.device("cuda", 1)]
-
-
-def test_no_kernels_are_looked_for_where_sizes_vary(flags):
-    torch.backends.cudnn.benchmark = True
-    with sizes_vary(False):
-        assert torch.backends.cudnn.benchmark
-    with sizes_vary(True):
-        assert not torch.backends.cudnn.benchmark
-    assert torch.backends.cudnn.benchmark

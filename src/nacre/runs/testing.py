@@ -38,7 +38,7 @@ from nacre.models.network import Network
 from nacre.runs.verdicts import judge
 from nacre.training.config import LearnConfig, RunConfig, TrainConfig
 from nacre.training.events import ImagesTested, Observer
-from nacre.utils.device import count_workers, set_precision, sizes_vary
+from nacre.utils.device import choose_precision, configure_backends, count_workers
 from nacre.utils.distributed import Distributed
 
 Ious = dict[str, float | None]
@@ -76,7 +76,9 @@ class Pass:
         size = train.test_batch(dist.world_size)
         batches = eval_batches(dataset, size, dist.rank, dist.world_size, workers, pin)
         batches = until_stopped(batches, dist, self.should_stop)
-        precision = set_precision(train.precision, device)
+        is_one_size = dataset.config.eval_mode != "full"
+        configure_backends(train.precision, device, one_size=is_one_size)
+        precision = choose_precision(train.precision, device)
 
         def with_maps_of(start: Predictor) -> Iterator[EvalSample]:
             for images, targets in batches:
@@ -84,9 +86,8 @@ class Pass:
                     before = start.classes(images.to(device, non_blocking=True))
                 yield images, torch.stack([targets.to(device), before.to(targets.dtype)])
 
-        with sizes_vary(dataset.config.eval_mode == "full"):
-            samples = batches if start is None else with_maps_of(start)
-            evaluate(predictor, samples, metrics, device, self.on_images, precision)
+        samples = batches if start is None else with_maps_of(start)
+        evaluate(predictor, samples, metrics, device, self.on_images, precision)
         for metric in metrics:
             metric.merge(dist)
 

@@ -70,7 +70,7 @@ def learn_step(step: Step, checkpoint: Checkpoint | None = None) -> Step:
         Interrupted: The user stopped the step. If there is a checkpoint, the state is saved.
     """
     began, device, config = time.monotonic(), step.dist.device, step.config
-    configure_backends(device, tf32=config.train.precision != "float32")
+    configure_backends(config.train.precision, device)
     method = find_method(config.method.name)(config.method, step.growth)
     if step.state:
         method.load_state(step.state)

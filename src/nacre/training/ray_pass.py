@@ -50,7 +50,7 @@ class SharedPass:
     def run(self, share: int) -> Any:
         """Call the function on a share, in a process of the cluster."""
         device = choose_device(self.train.device)
-        configure_backends(device, tf32=self.train.precision != "float32")
+        configure_backends(self.train.precision, device)
         return self.function(self.network.to(device), self.batches(share, device))
 
     def batches(self, share: int, device: torch.device) -> Iterator[Batch]:

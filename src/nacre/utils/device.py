@@ -3,7 +3,6 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -58,14 +57,9 @@ class Precision:
     dtype: torch.dtype
     reason: str
 
-    @property
-    def is_mixed(self) -> bool:
-        """True if autocast is needed."""
-        return self.dtype != torch.float32
-
     def mixed(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         """Return the autocast context of this precision."""
-        if not self.is_mixed:
+        if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(device.type, self.dtype)
 
@@ -91,46 +85,26 @@ def choose_precision(wanted: str, device: torch.device) -> Precision:
     return Precision(torch.float16, "float16 with a loss scale: the GPU has no native bfloat16")
 
 
-def configure_backends(device: torch.device, *, tf32: bool) -> None:
+def configure_backends(precision: str, device: torch.device, *, one_size: bool = True) -> None:
     """Configure cuDNN and cuBLAS for a CUDA device; change nothing for other devices.
 
-    The losses' matrix products always stay in float32. With the ten bits of TF32 the upsampled
-    logits would be too coarse for a log-sum-exp.
+    Call it before a network computes results, in training and testing: torch allows TF32 in
+    convolutions by default. The losses' matrix products always stay in float32. With the ten bits
+    of TF32 the upsampled logits would be too coarse for a log-sum-exp.
 
     Args:
+        precision: `train.precision` of the config; TF32 is not used if it is ``float32``.
         device: The device.
-        tf32: Allow TF32 in float32 convolutions.
+        one_size: All images have the same size. cuDNN benchmarks its kernels once for each size,
+            which takes longer than it saves if there are many.
     """
     if device.type != "cuda":
         return
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = tf32
-    # Benchmarking may choose another kernel each time.
-    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
-
-
-def set_precision(wanted: str, device: torch.device) -> Precision:
-    """Return the precision that a config requests; allow TF32 in convolutions only if it may.
-
-    Call it before a network computes results, in training and testing: torch allows TF32 in
-    convolutions by default.
-    """
-    configure_backends(device, tf32=wanted != "float32")
-    return choose_precision(wanted, device)
-
-
-@contextlib.contextmanager
-def sizes_vary(vary: bool) -> Iterator[None]:
-    """Turn off cuDNN's benchmarking inside this context if images have many sizes.
-
-    cuDNN benchmarks every size once, which takes longer than it saves.
-    """
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before and not vary
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+    torch.backends.cudnn.allow_tf32 = precision != "float32"
+    # A benchmark may choose another kernel each time.
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.backends.cudnn.benchmark = one_size and not is_deterministic
 
 
 def count_workers(wanted: int | str, device: torch.device) -> int:
