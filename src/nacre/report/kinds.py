@@ -6,9 +6,9 @@ class by its name. A user may name a class ``3`` or ``all``, so a group stores w
 class. ADE20K has several class orders: a block then contains all of them, and a number is the mean
 over the orders, seed by seed.
 
-With the paper's results, the paper's row and the difference follow each row of ours. Methods that
-were not run here have the paper's row only; without any runs the table is the paper's. A row of
-ours that was not run as in the paper has a star, and the caption lists the differences.
+With the paper's results, each row of ours is followed by the paper's row and the difference.
+Methods that were not run here have only the paper's row; without any runs the table is the paper's.
+A row of ours that was not run as in the paper has a star, and the caption lists the differences.
 """
 
 from collections.abc import Iterator, Sequence
@@ -221,9 +221,11 @@ def published_blocks(
     beside: frozenset[str] = frozenset(),
 ) -> Iterator[Block]:
     """Yield the blocks of a published table that have runs, or all of them without any runs."""
-    keys = [(place_of(one), one) for one in results]
+    keys = [(place_of(scenario), scenario) for scenario in results]
     for place in layout.places:
-        orders = tuple(one for key, one in keys if key and key[0] == place and key[1] in ORDERS)
+        orders = tuple(
+            scenario for key, scenario in keys if key and key[0] == place and key[1] in ORDERS
+        )
         if orders or not results:
             groups = tuple(
                 places(title)
@@ -236,8 +238,8 @@ def published_blocks(
 
 
 def _place(results: ScenarioResults) -> Place | None:
-    found = place_of(results)
-    return found[0] if found else None
+    key = place_of(results)
+    return key[0] if key else None
 
 
 def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
@@ -310,7 +312,7 @@ def make_tables(
     if not results and not paper:
         raise NacreError(f"no runs for the table {kind!r}: name run folders, or show the paper's")
     if kind == "steps":
-        return [steps_table(one, background=background) for one in results]
+        return [steps_table(scenario, background=background) for scenario in results]
     if kind in ("last", "classes"):
         return _own_tables(results, kind, paper, background)
     layouts = list(later().values()) if kind == "later" else [published()[n] for n in NUMBERS[kind]]
@@ -326,12 +328,15 @@ def _own_tables(
     beside = _beside(layouts)
     alone = [block for layout in layouts for block in published_blocks([], layout)]
     if kind == "last":
-        blocks = [own_block(one, beside) for one in results] if results else alone
+        blocks = [own_block(scenario, beside) for scenario in results] if results else alone
         plans = [("After the last step", tuple(blocks))]
     elif results:
-        plans = [(f"{one.scenario}, by class", (class_block(one, beside),)) for one in results]
+        plans = [
+            (f"{scenario.scenario}, by class", (class_block(scenario, beside),))
+            for scenario in results
+        ]
     else:
-        plans = [(f"Pascal VOC 2012, {one.heading}, by class", (one,)) for one in alone]
+        plans = [(f"Pascal VOC 2012, {block.heading}, by class", (block,)) for block in alone]
     return [
         _build(_Plan(title, blocks, paper=layouts, background=background))
         for title, blocks in plans
@@ -362,9 +367,9 @@ def _published_tables(
             )
             tables.append(_build(plan))
     if not tables:
-        keys = dict.fromkeys(place for layout in layouts for place in layout.places)
-        needed = ", ".join(f"{one.data}/{one.task}/{one.setup}" for one in keys)
-        raise NacreError(f"no run fits the table {kind!r}; it is made of the scenarios {needed}")
+        names = [place.name for layout in layouts for place in layout.places]
+        needed = ", ".join(dict.fromkeys(names))
+        raise NacreError(f"no run fits the table {kind!r}; it needs runs of the scenarios {needed}")
     return tables
 
 

@@ -224,9 +224,9 @@ def _differences(results: ScenarioResults) -> list[tuple[str, list[str]]]:
     """Return the config values that differ between the rows."""
     configs = [row.runs[0].deciding for row in results.rows]
     names = dict.fromkeys(name for config in configs for name in config)
-    found = []
+    differences = []
     for name in names:
         values = ["" if name not in config else str(config[name]) for config in configs]
         if name not in (*SEEDS, "method.name") and len(set(values)) > 1:
-            found.append((name, values))
-    return found
+            differences.append((name, values))
+    return differences

@@ -76,6 +76,11 @@ class Place:
     task: str
     setup: str
 
+    @property
+    def name(self) -> str:
+        """The name of the scenario."""
+        return f"{self.data}/{self.task}/{self.setup}"
+
 
 @dataclass(frozen=True)
 class PublishedTable:
@@ -86,7 +91,7 @@ class PublishedTable:
         places: The scenarios in the order of its columns.
         methods: Its rows in order.
         groups: The class groups of each place, in order.
-        figures: Mean IoU as a fraction, by place, method and class group.
+        figures: The mean IoU as a fraction, by place, method and class group.
     """
 
     name: str
@@ -109,7 +114,7 @@ def later() -> dict[str, PublishedTable]:
 
 
 def later_sources(data: str) -> list[str]:
-    """Return the source and the stored data of each method's published results."""
+    """Return a sentence per method: the data that it stores, and the source of its results."""
     sources: dict[str, None] = {}
     for line in _lines("later_tables.csv"):
         if line["dataset"] == data:
@@ -144,7 +149,7 @@ def _table(name: str, lines: list[dict[str, str]]) -> PublishedTable:
         name=name,
         places=tuple(groups),
         methods=tuple(dict.fromkeys(line["method"] for line in lines)),
-        groups={place: tuple(found) for place, found in groups.items()},
+        groups={place: tuple(titles) for place, titles in groups.items()},
         figures=figures,
     )
 
@@ -152,16 +157,15 @@ def _table(name: str, lines: list[dict[str, str]]) -> PublishedTable:
 def place_of(results: ScenarioResults) -> tuple[Place, str] | None:
     """Return a scenario's place and class order, or None if it has class lists of its own."""
     try:
-        written = read_scenario(results.scenario)
+        scenario = read_scenario(results.scenario)
     except NacreError:
-        return None  # a scenario file need not be there any more
-    if written.task is None or written.order is not None:
+        return None  # the scenario file may be gone
+    if scenario.task is None or scenario.order is not None:
         return None
-    task, order = written.task, "a"
-    if written.data == "ade20k":
-        found = re.fullmatch(r"([\d-]+)([a-z]?)", task)
-        task, order = (found[1], found[2] or "a") if found else (task, "a")
-    return Place(written.data, task, written.setup), order
+    task, order = scenario.task, "a"
+    if scenario.data == "ade20k" and (match := re.fullmatch(r"([\d-]+)([a-z]?)", task)):
+        task, order = match[1], match[2] or "a"
+    return Place(scenario.data, task, scenario.setup), order
 
 
 def published_name(row: Row) -> str:
@@ -200,24 +204,24 @@ def deviations(run: RunResult) -> tuple[str, ...]:
         "memory": run.config.get("memory", 0),  # part of a row's name: MiB-M
     }
     try:
-        written = read_scenario(run.scenario)
+        scenario = read_scenario(run.scenario)
         expected = build_config(preset="paper", overrides=overrides)
     except NacreError as error:
         return (f"cannot be compared with the preset `paper` ({error})",)
     differences = _config_deviations(run.deciding, flatten(result_values(expected)))
-    return (*differences, *_image_deviations(run, written))
+    return (*differences, *_image_deviations(run, scenario))
 
 
 def _config_deviations(ours: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    found = [
+    differences = [
         f"{key}: {_shown(ours.get(key))} (paper: {_shown(expected.get(key))})"
         for key in {**expected, **ours}
         if key not in (*SEEDS, WEIGHTS) and ours.get(key) != expected.get(key)
     ]
     # Any named weights are taken for ImageNet's: the contents of a file are not known here.
     if ours.get(WEIGHTS) in (None, "none"):
-        found.append(f"{WEIGHTS}: none, a random start (paper: ImageNet)")
-    return found
+        differences.append(f"{WEIGHTS}: none, a random start (paper: ImageNet)")
+    return differences
 
 
 def _shown(value: Any) -> str:
@@ -226,19 +230,19 @@ def _shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _image_deviations(run: RunResult, written: ScenarioFile) -> list[str]:
-    if written.data not in ALL_IMAGES:
+def _image_deviations(run: RunResult, scenario: ScenarioFile) -> list[str]:
+    if scenario.data not in ALL_IMAGES:
         return []
     if not run.fingerprint:
         return ["its images: not recorded"]
-    steps = dict(enumerate(map(_noted, run.fingerprint["steps"])))
+    steps = dict(enumerate(map(_images_of, run.fingerprint["steps"])))
     if run.is_joint:
-        released = {0: ALL_IMAGES[written.data]}
+        released = {0: ALL_IMAGES[scenario.data]}
     else:
-        released = released_lists().get((written.data, str(written.task), written.setup), {})
-    tests = {0: _noted(run.fingerprint["tests"][-1])}
+        released = released_lists().get((scenario.data, str(scenario.task), scenario.setup), {})
+    tests = {0: _images_of(run.fingerprint["tests"][-1])}
     return _compare("training images", steps, released) + _compare(
-        "test images", tests, {0: TEST_IMAGES[written.data]}
+        "test images", tests, {0: TEST_IMAGES[scenario.data]}
     )
 
 
@@ -252,16 +256,16 @@ def _compare(what: str, ours: dict[int, Images], released: dict[int, Images]) ->
     return [f"{what}: {text}"]
 
 
-def _noted(images: Mapping[str, Any]) -> Images:
-    return images["images"], images["sha256"]
+def _images_of(record: Mapping[str, Any]) -> Images:
+    return record["images"], record["sha256"]
 
 
 @cache
 def released_lists() -> dict[tuple[str, str, str], dict[int, Images]]:
     """Return the released lists of each data set, task and setup, by step."""
-    found: dict[tuple[str, str, str], dict[int, Images]] = {}
+    lists: dict[tuple[str, str, str], dict[int, Images]] = {}
     for line in _lines("released_lists.csv"):
         place = (line["dataset"], line["scenario"], line["regime"])
         images = (int(line["images"]), line["sha256_of_sorted_names"])
-        found.setdefault(place, {})[int(line["step"])] = images
-    return found
+        lists.setdefault(place, {})[int(line["step"])] = images
+    return lists

@@ -135,8 +135,8 @@ class Row:
 
     def iou(self, step: int, name: str) -> float | None:
         """Return the IoU of a class after a step, averaged over the seeds."""
-        metrics = [run.after(step) for run in self.runs]
-        return mean_of([one.iou.get(name) for one in metrics if one is not None])
+        metrics = [after for run in self.runs if (after := run.after(step)) is not None]
+        return mean_of([after.iou.get(name) for after in metrics])
 
     def forgetting(self, name: str) -> float | None:
         """Return the forgetting of a class, averaged over the seeds."""
@@ -203,7 +203,7 @@ def load_runs(
         folders = [] if is_run else sorted(file.parent for file in path.rglob(CONFIG))
         if not (folders or searches):
             runs[path.resolve()] = load_run(path)
-        left_out += [f"{one} is left out: its runs are trials of nacre tune" for one in searches]
+        left_out += [f"{path} is left out: its runs are trials of nacre tune" for path in searches]
         for folder in folders:
             if any(folder.is_relative_to(search) for search in searches):
                 continue
@@ -215,7 +215,7 @@ def load_runs(
                 left_out.append(f"{folder} is left out: it is not finished")
     if not runs:
         named = ", ".join(map(str, paths))
-        raise NacreError(f"no finished run in {named}" + "".join(f"; {one}" for one in left_out))
+        raise NacreError("; ".join([f"no finished run in {named}", *left_out]))
     for line in left_out:
         notify(line)
     return list(runs.values())
@@ -276,7 +276,7 @@ def _whole_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def seed_of(run: RunResult) -> tuple[Any, ...]:
-    """Return what may differ between the runs of a row: the seeds of a run and of its data."""
+    """Return the seeds of a run and of its data, which may differ between the runs of a row."""
     return tuple(run.flat_config.get(key) for key in SEEDS)
 
 
@@ -301,7 +301,7 @@ def _rows(runs: Sequence[RunResult], notes: list[str]) -> list[Row]:
     names = list(METHODS)
     rows = []
     for method in sorted(
-        by_method, key=lambda one: (names.index(one) if one in names else len(names), one)
+        by_method, key=lambda name: (names.index(name) if name in names else len(names), name)
     ):
         variants = [part for runs in by_method[method].values() for part in _split(runs, notes)]
         for members in variants:
@@ -315,7 +315,7 @@ def _split(runs: Sequence[RunResult], notes: list[str]) -> list[list[RunResult]]
     by_seed: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs:
         same = by_seed.setdefault(seed_of(run), [])
-        original = next((one for one in same if one.steps == run.steps), None)
+        original = next((other for other in same if other.steps == run.steps), None)
         if original is None:
             same.append(run)
         else:
@@ -338,9 +338,9 @@ def _identity(run: RunResult) -> dict[str, str]:
 
 
 def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunResult]]) -> str:
-    """Return in parentheses what tells one variant of a method from the others."""
-    configs = [_identity(one[0]) for one in variants]
-    keys = [key for key in configs[0] if len({one.get(key) for one in configs}) > 1]
+    """Return the values that distinguish a variant of a method, in parentheses."""
+    configs = [_identity(runs[0]) for runs in variants]
+    keys = [key for key in configs[0] if len({config.get(key) for config in configs}) > 1]
     mine, usual = members[0].flat_config, _defaults(members[0].method)
     parts = [
         f"{key.removeprefix('method.')}={mine.get(key)}"
@@ -348,7 +348,7 @@ def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunRes
         if key != IMAGES and (key not in usual or mine.get(key) != usual[key])
     ]
     identity = _identity(members[0])
-    if sum(one == identity for one in configs) > 1:
+    if configs.count(identity) > 1:
         parts.append(f"seed {members[0].seed}, {members[0].path.name}")
     elif IMAGES in keys:
         parts.append(f"images of {members[0].path.name}")
@@ -356,7 +356,7 @@ def _difference(members: Sequence[RunResult], variants: Sequence[Sequence[RunRes
 
 
 def _defaults(method: str) -> dict[str, Any]:
-    """Return a method's default values: a variant is named by what it changes."""
+    """Return a method's default values, which are not part of a variant's name."""
     try:
         fields = find_method(method).Config.model_fields
     except NacreError:

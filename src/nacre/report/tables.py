@@ -77,9 +77,9 @@ class TableRow:
     Attributes:
         name: The method.
         cells: One per column.
-        seeds: The number of runs that they are the mean of.
+        seeds: The number of averaged runs.
         is_bound: True for an upper bound, which is below the others and not marked as best.
-        source: Whose numbers they are.
+        source: The source of the numbers.
     """
 
     name: str
@@ -104,7 +104,7 @@ class ResultTable:
     rows: tuple[TableRow, ...]
 
     def headings(self) -> list[tuple[str, int]]:
-        """Return each heading and how many columns it spans."""
+        """Return each heading and the number of its columns."""
         spans: list[tuple[str, int]] = []
         for column in self.columns:
             if spans and spans[-1][0] == column.heading:
@@ -177,7 +177,7 @@ def mark_best(rows: Sequence[TableRow]) -> list[TableRow]:
     tops = []
     for i in range(len(rows[0].cells)):
         means = {row.cells[i].printed for row in rows if row.competes} - {None}
-        # One alone or all alike, such as a shared step 0, have no best.
+        # A single row has no best cell, and neither have equal rows, such as a shared step 0.
         tops.append(max(mean for mean in means if mean is not None) if len(means) > 1 else None)
     marked = []
     for row in rows:
@@ -217,16 +217,16 @@ def to_csv(tables: Sequence[ResultTable]) -> str:
     for table in tables:
         for row in table.rows:
             for column, cell in zip(table.columns, row.cells, strict=True):
-                figures = [
-                    "" if one is None else f"{100 * one:.4f}" for one in (cell.mean, cell.std)
+                numbers = [
+                    "" if value is None else f"{100 * value:.4f}" for value in (cell.mean, cell.std)
                 ]
                 place = [table.title, column.heading, column.group, row.name, row.source]
-                writer.writerow([*map(csv_text, place), row.seeds or "", *figures])
+                writer.writerow([*map(csv_text, place), row.seeds or "", *numbers])
     return file.getvalue()
 
 
 def to_latex(table: ResultTable) -> str:
-    """Return a table as LaTeX; it needs the package booktabs."""
+    """Return a table as LaTeX for the package booktabs."""
     spans = table.headings()
     heads = [f"\\multicolumn{{{span}}}{{c}}{{{_latex(name)}}}" for name, span in spans]
     # A rule under each heading; the first column, the rows' names, has none.
