@@ -39,14 +39,9 @@ SUFFIXES = (*IMAGE_SUFFIXES, ".jfif")
 """Extensions of images; the last one is written as ``.jpg``."""
 
 SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 """Split by the name of a folder or subset, in lower case."""
 

@@ -82,22 +82,16 @@ class MaskFile:
             plus_one = lookup.take(rows, mode="clip")
             unknown.append(rows[(plus_one == 0) | (rows < 0) | (rows >= len(lookup))])
             labels[top : top + _ROWS_AT_A_TIME] = plus_one - 1
-        counts = count_values(unknown)
+        counts = count_values(unknown).most_common()
         if counts:
-            raise self._unknown(counts)
+            is_color = self.coding == "colors"
+            what, show = ("colors", shown_color) if is_color else ("values", str)
+            shown = (f"{show(value)} in {counted(count, 'pixel')}" for value, count in counts)
+            raise NacreError(
+                f"the mask {brief(self.file.path)} has {what} without a class: {some(shown)}; "
+                "nothing was imported"
+            )
         return labels
-
-    def _unknown(self, counts: Counter[int]) -> NacreError:
-        """Return the error for values without a class."""
-        is_color = self.coding == "colors"
-        values = (
-            f"{shown_color(value) if is_color else value} in {counted(count, 'pixel')}"
-            for value, count in counts.most_common()
-        )
-        return NacreError(
-            f"the mask {brief(self.file.path)} has {'colors' if is_color else 'values'} without a "
-            f"class: {some(values)}; nothing was imported"
-        )
 
 
 def read_values(file: File, coding: Coding) -> Values:

@@ -6,11 +6,12 @@ packages register formats under ``nacre.importers``; these are tried if none of 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError
 from nacre.importers.documents import stream_json, stream_xml
 from nacre.importers.files import Export, File, outermost
 from nacre.importers.formats import (
@@ -67,15 +68,12 @@ def recognize(reading: Reading, wanted: str | None = None) -> str:
         NacreError: No format fits; the message names the content.
     """
     export = reading.export
-    others = list(registered(GROUP, FORMATS))
-    if wanted is not None and wanted not in {*FORMATS, *others}:
-        raise unknown_name("format", wanted, [*FORMATS, *others])
     if not export.files:
         raise NacreError(f"{export.root} has no files")
     rows = [_row(wanted)] if wanted else list(FORMATS.values())
     fitting = [(row, files) for row in rows if (files := row.find(export))]
-    if not fitting and wanted is None:
-        fitting = [(row, files) for row in _load(others) if (files := row.find(export))]
+    if not fitting and not wanted:
+        fitting = [(row, files) for row in _others() if (files := row.find(export))]
     if not fitting:
         raise _not_recognized(export, rows[0].title if wanted else None)
     if len(fitting) > 1 and fitting[-1][0].name == "masks":
@@ -92,15 +90,11 @@ def _row(name: str) -> Format:
     return find_entry(FORMATS, name, GROUP, Format, "format")
 
 
-def _load(others: list[str]) -> list[Format]:
-    """Return the formats of other packages; a broken one breaks only itself."""
-    rows = []
-    for name in others:
-        try:
-            rows.append(_row(name))
-        except NacreError:
-            continue
-    return rows
+def _others() -> Iterator[Format]:
+    """Yield the formats of other packages; a broken one breaks only itself."""
+    for name in registered(GROUP, FORMATS):
+        with suppress(NacreError):
+            yield _row(name)
 
 
 def _documents(export: Export, kind: str) -> list[File]:

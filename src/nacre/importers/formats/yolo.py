@@ -63,12 +63,12 @@ def read(reading: Reading, files: list[File]) -> None:
         _read_set(reading, file, file.folder if len(files) > 1 else "")
 
 
-def _read_set(reading: Reading, file: File, root: str) -> None:
-    is_yaml = file.suffix in (".yaml", ".yml")
-    description = as_dict(load_yaml(file)) if is_yaml else {"names": load_lines(file)}
+def _read_set(reading: Reading, table: File, root: str) -> None:
+    is_yaml = table.suffix in (".yaml", ".yml")
+    description = as_dict(load_yaml(table)) if is_yaml else {"names": load_lines(table)}
     if "kpt_shape" in description:
-        raise NacreError(f"{brief(file.path)} describes key points (kpt_shape), not areas")
-    classes = _classes(reading, file, description.get("names"))
+        raise NacreError(f"{brief(table.path)} describes key points (kpt_shape), not areas")
+    classes = _classes(reading, table, description.get("names"))
     texts = [text for text in reading.export.with_suffix(".txt") if text.is_inside(root)]
     labels = [text for text in texts if _is_label(text)]
     files = [
@@ -76,17 +76,28 @@ def _read_set(reading: Reading, file: File, root: str) -> None:
         for image in reading.export.images
         if not image.is_below("masks", "labels") and (image.is_extra or image.is_inside(root))
     ]
-    pairs = _pair(reading, files, labels, _splits(reading, description, files))
-    # In a folder with labels, an image without any is empty.
-    folders = {_key(label, "labels").rpartition("/")[0] for label in labels}
-    for image, text in reading.each(pairs):
+    split = _splits(reading, description, files)
+    by_key = {file.path.rpartition(".")[0].casefold(): file for file in files}
+    images, finder = [], Finder(files)
+    for label in reading.each(labels):
+        key = _key(label)
+        if file := by_key.get(key.casefold()):
+            image = reading.add_file(file, is_labeled=True, is_listed=True)
+        else:
+            image = reading.add_image(key, near=label.folder, finder=finder)
         image.is_relative = True
-        if text is not None:
-            with image.noting("its labels cannot be read"):
-                for number, line in enumerate(load_text(text).splitlines(), start=1):
-                    _read_line(reading, image, line.split(), classes, f"line {number}")
-        elif image.file is not None:
-            image.is_listed = _key(image.file, "images").rpartition("/")[0] in folders
+        image.split = (split(image.file) if image.file else None) or split(label)
+        with image.noting("its labels cannot be read"):
+            for number, line in enumerate(load_text(label).splitlines(), start=1):
+                _read_line(reading, image, line.split(), classes, f"line {number}")
+        images.append(image)
+    used = {image.file for image in images}
+    # In a folder with labels, an image without any is empty.
+    folders = {_key(label).casefold().rpartition("/")[0] for label in labels}
+    for file in files:
+        if file not in used and not file.is_extra:
+            is_listed = file.folder.casefold() in folders
+            reading.add_file(file, split(file), is_relative=True, is_listed=is_listed)
 
 
 def _classes(reading: Reading, file: File, names: Any) -> dict[int, str]:
@@ -101,34 +112,6 @@ def _classes(reading: Reading, file: File, names: Any) -> dict[int, str]:
             f"{brief(file.path)}: `names` must be class names by number, not {brief(names)}"
         ) from error
     return {key: reading.list_class(name, file) for key, name in numbered}
-
-
-def _pair(
-    reading: Reading,
-    files: list[File],
-    labels: list[File],
-    split: Callable[[File], str | None],
-) -> list[tuple[Image, File | None]]:
-    """Add all images; return each with its file of labels, if it has one."""
-    by_key = {_key(file, "labels"): file for file in labels}
-    pairs: list[tuple[Image, File | None]] = []
-    bare = []
-    for file in files:
-        label = by_key.pop(_key(file, "images"), None)
-        if label is None:
-            bare.append(file)
-        else:
-            image = reading.add_file(file, split(file), is_labeled=True, is_listed=True)
-            pairs.append((image, label))
-    # Other labels may be in another folder than that of their image.
-    finder = Finder(bare)
-    for label in by_key.values():
-        name = _key(label, "labels", fold=False)
-        image = reading.add_image(name, near=label.folder, split=split(label), finder=finder)
-        pairs.append((image, label))
-    used = {image.file for image, _ in pairs}
-    rest = [file for file in bare if file not in used and not file.is_extra]
-    return pairs + [(reading.add_file(file, split(file)), None) for file in rest]
 
 
 def _splits(
@@ -154,7 +137,7 @@ def _splits(
     def split(file: File) -> str | None:
         if file in listed:
             return listed[file]
-        folder = f"/{_key(file, 'labels').rpartition('/')[0]}/"
+        folder = f"/{_key(file).casefold().rpartition('/')[0]}/"
         fitting = [(len(path), name) for path, name in folders.items() if f"/{path}/" in folder]
         return max(fitting)[1] if fitting else split_of(file.folder)
 
@@ -182,16 +165,14 @@ def _read_line(
     reading.draw(image, classes[int(numbers[0])], area, "polygons")
 
 
-def _key(file: File, folder: str, fold: bool = True) -> str:
-    """Return the path that an image and its labels share: with one folder replaced."""
-    parts = list(clean_parts(file.path))
+def _key(label: File) -> str:
+    """Return the path of an image without extension: ``labels`` is ``images`` there."""
+    parts = list(clean_parts(label.path))
     for i in range(len(parts) - 2, -1, -1):
-        if parts[i].casefold() == folder:
+        if parts[i].casefold() == "labels":
             parts[i] = "images"
             break
-    key = "/".join(parts)
-    key = key.rpartition(".")[0] or key
-    return key.casefold() if fold else key
+    return "/".join([*parts[:-1], label.stem])
 
 
 def _is_label(file: File) -> bool:
