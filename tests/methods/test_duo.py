@@ -113,7 +113,7 @@ def test_scores_are_added_and_unlearned_classes_take_the_probability_of_their_or
     z = torch.stack([background, 0.3 * background + 0.7 * p[:, 2], p[:, 2]], 1).log()
     z = torch.nn.functional.interpolate(z, scores.shape[-2:], mode="bilinear", align_corners=False)
     assert torch.allclose(output.scores, z + 2 * scores)
-    assert step.network.train()(images).together is None, "updates are made from the logits alone"
+    assert step.network.train()(images).combined is None, "updates are made from the logits alone"
 
 
 def test_origins_are_what_the_decoder_takes_new_classes_for():
@@ -319,7 +319,7 @@ def test_another_method_goes_on_with_the_decoder_alone(learned):
 
 
 def test_a_decoder_that_has_learned_nothing_is_not_continued_alone(learned):
-    with pytest.raises(NacreError, match="has learned no class yet, its ledger alone"):
+    with pytest.raises(NacreError, match="has learned no class yet, only its ledger"):
         learned("pearl", "starfish:mib")
 
 

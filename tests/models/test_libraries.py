@@ -149,7 +149,10 @@ def its_backbone_is_told_apart(network: nn.Module) -> None:
     assert "backbone" in adapter.provides
     part = adapter.backbone_or_none
     assert part is not None
-    inside, score = {*part.parameters()}, {*scoring_layer(network, adapter._first).parameters()}
+    inside, score = (
+        {*part.parameters()},
+        {*scoring_layer(network, adapter._main_layer).parameters()},
+    )
     assert inside
     assert not inside & score
     before = adapter(images()).logits

@@ -165,7 +165,7 @@ class Chain(Logits):
 
 def test_names_help_where_layers_are_mistaken() -> None:
     network = Chain()
-    message = r"does not run .* auxiliary_head\.0, .*ones that score the classes, scoring_layers="
+    message = r"does not run .* auxiliary_head\.0, .*layers that score the classes, scoring_layers="
     with pytest.raises(NacreError, match=message):
         widen(network, 1)
     layers = widen(network, 1, scoring_layers=["score", "auxiliary_head.2"]).layers
@@ -188,7 +188,7 @@ def test_a_border_that_no_layer_scores_breaks_the_promise() -> None:
 
 
 def test_a_named_layer_must_be_there() -> None:
-    with pytest.raises(NacreError, match=r"='scor' is not there \(did you mean 'score'\?\)"):
+    with pytest.raises(NacreError, match=r"='scor' does not exist \(did you mean 'score'\?\)"):
         widen(make("tensor"), 1, scoring_layers="scor")
     with pytest.raises(NacreError, match="scoring_layers='body' is Sequential"):
         widen(make("tensor"), 1, scoring_layers="body")
@@ -238,17 +238,20 @@ class Answers(Small):
     [
         (lambda: Answers(query_network), "scores queries .* so it cannot be widened"),
         (lambda: Answers(lambda x: {"pred_masks": x, "pred_logits": x}), "scores queries"),
-        (lambda: Answers(lambda x: x.softmax(1)), "puts out probabilities"),
+        (lambda: Answers(lambda x: x.softmax(1)), "outputs probabilities"),
         (lambda: Answers(lambda x: x[:, :1]), "one channel of scores, a sigmoid"),
         (lambda: Answers(lambda x: x.mean((2, 3))), "are a tensor of 2 x 5, torch.float32"),
         (lambda: Answers(lambda x: x.argmax(1, keepdim=True)), "2 x 1 x 64 x 64, torch.int64"),
-        (lambda: Answers(lambda x: {"masks": x, "normals": x}), "put out dict of masks, normals: "),
-        (lambda: Answers(lambda x: None), "put out NoneType"),
+        (
+            lambda: Answers(lambda x: {"masks": x, "normals": x}),
+            "output is dict of masks, normals: ",
+        ),
+        (lambda: Answers(lambda x: None), "output is NoneType"),
         (lambda: Answers(lambda x: x / 0), "not finite"),
-        (lambda: Answers(lambda x: x.relu()), "no layer of Answers was found"),
+        (lambda: Answers(lambda x: x.relu()), "found no layer of Answers"),
         (lambda: Small(nn.Conv2d(6, 6, 1, groups=6)), "score is a grouped convolution"),
         (lambda: Small(weight_norm(conv())), "score.weight is computed"),
-        (lambda: nn.Conv2d(4, 5, 1), r"Conv2d took noise of none .* images=\.\.\."),
+        (lambda: nn.Conv2d(4, 5, 1), r"Conv2d accepted noise of none .* images=\.\.\."),
     ],
 )
 def test_what_cannot_be_widened_is_refused_with_a_reason(network: Any, message: str) -> None:

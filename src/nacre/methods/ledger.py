@@ -51,7 +51,7 @@ from nacre.models.adapter import Adapter
 from nacre.models.config import DeepLabConfig, ModelConfig
 from nacre.models.decoders import DEFAULT_STRIDE, StageGrid
 from nacre.models.deeplab import DeepLab
-from nacre.models.ledger import LEAST, LedgerHead, RestHead
+from nacre.models.ledger import MIN_ORIGIN, LedgerHead, RestHead
 from nacre.models.network import Network
 
 SCALE = 8.0
@@ -309,7 +309,8 @@ def count_pixels(network: Network, batches: Iterable[Batch], known: int) -> Coun
         if known and isinstance(network, DeepLab) and network.ledger is not None:
             features, stages = network.read(batch.images)
             logits = network.decode(features, stages).logits
-            probabilities = network.ledger.says(logits, network.ledger.learned)
+            head = network.ledger
+            probabilities = head.decoder_probabilities(logits, head.learned)
             confusion += soft_confusion(probabilities, batch.targets)
         else:
             stages = network.read_stages(batch.images)
@@ -351,7 +352,7 @@ def set_origins(step: Step, counted: Counted) -> None:
     if isinstance(ledger, LedgerHead) and step.growth.num_old:
         predicted = counted.confusion[new].to(ledger.origins)
         pixels = predicted.sum(1, keepdim=True)
-        shares = predicted / pixels.clamp(min=LEAST) + LEAST
+        shares = predicted / pixels.clamp(min=MIN_ORIGIN) + MIN_ORIGIN
         ledger.origins[new] = torch.where(pixels > 0, shares, ledger.origins[new])
 
 

@@ -1,6 +1,6 @@
-"""Our network: backbone, decoder (DeepLabv3's, a light one or the stages) and growing classifier.
+"""nacre's own network: a backbone, a decoder and a classifier that grows.
 
-From pixels to logits: logits = classifier(decoder(backbone((pixels / 255 - mean) / std)))
+logits = classifier(decoder(backbone((pixels / 255 - mean) / std)))
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class DeepLab(Network):
     """Backbone, decoder and classifier.
 
     Args:
-        backbone: makes features; says which normalization of pixels it expects.
-        decoder: takes the backbone's features, or some of its stages.
-        classifier: takes the decoder's output.
-        ledger: takes all stages; its scores are added to the classifier's in eval.
+        backbone: computes features of normalized pixels.
+        decoder: reads the backbone's features, or some of its stages.
+        classifier: reads the decoder's output.
+        ledger: reads all stages; its scores are added to the classifier's in eval mode.
     """
 
     ledger: LedgerHead | None
@@ -60,12 +60,12 @@ class DeepLab(Network):
 
     @property
     def num_classes(self) -> int:
-        """Channels of the classifier."""
+        """The number of channels of the classifier."""
         return self.classifier.num_classes
 
     @property
     def provides(self) -> frozenset[Capability]:
-        """Everything."""
+        """All capabilities."""
         return frozenset(get_args(Capability))
 
     @property
@@ -80,8 +80,8 @@ class DeepLab(Network):
 
         Args:
             images: the images.
-            with_stages: whether to return the features of all stages.
-            kept: what `read_maps` returned of these images, if it is known already.
+            with_stages: return the features of all stages, too.
+            kept: the result of `read_maps` for these images, if it is known already.
         """
         if kept:
             return self.decode(kept[-1], maps=kept)
@@ -92,12 +92,12 @@ class DeepLab(Network):
         features, stages = self.backbone.forward_stages(x)
         output = self.decode(features, stages)
         if self.ledger is not None and adds:
-            output.together = self.ledger.add_to(output.logits, self.ledger(stages))
+            output.combined = self.ledger.add_to(output.logits, self.ledger(stages))
         return output
 
     @torch.no_grad()
     def read(self, images: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the backbone's features and stages, of images in 0..255."""
+        """Return the backbone's features and stages for images in 0..255."""
         return self.backbone.forward_stages(self._normalize_fast(images))
 
     def _normalize_fast(self, images: Tensor) -> Tensor:
@@ -106,30 +106,30 @@ class DeepLab(Network):
         return self.normalize(images).contiguous(memory_format=layout)
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the decoder reads of the backbone, of images in 0..255."""
-        return self._read_by_decoder(*self.read(images))
+        """Return the decoder's input for images in 0..255."""
+        return self._decoder_input(*self.read(images))
 
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the stages of the backbone, of images in 0..255."""
+        """Return the stages of the backbone for images in 0..255."""
         return self.read(images)[1]
 
-    def _read_by_decoder(self, features: Tensor, stages: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _decoder_input(self, features: Tensor, stages: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(stages[i] for i in self.decoder.reads) or (features,)
 
     def shared_modules(self, shared: Shared) -> list[nn.Module]:
-        """Return the modules that a teacher has together with its student."""
-        number = ("nothing", "backbone", "decoder").index(shared)
-        parts: list[nn.Module] = [self.backbone, self.decoder]
-        return parts[:number]
+        """Return the modules that a teacher shares with its student."""
+        count = get_args(Shared).index(shared)
+        modules: list[nn.Module] = [self.backbone, self.decoder]
+        return modules[:count]
 
     def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
-        """Return the output that follows from what another network with these parts read."""
-        features, stages = output.features.detach(), tuple(one.detach() for one in output.stages)
+        """Return this network's output from that of one that shares modules; None if none."""
+        features, stages = output.features.detach(), tuple(x.detach() for x in output.stages)
         if shared == "nothing":
             return None
         if shared == "decoder":
             return self.classify(output.decoder_features.detach(), features, stages)
-        return self.decode(features, stages, tuple(one.detach() for one in output.maps))
+        return self.decode(features, stages, tuple(x.detach() for x in output.maps))
 
     def decode(
         self,
@@ -137,11 +137,8 @@ class DeepLab(Network):
         stages: tuple[Tensor, ...] = (),
         maps: tuple[Tensor, ...] = (),
     ) -> Output:
-        """Return the output that follows from the backbone's features.
-
-        `maps` is what `read_maps` returned, if it is known already.
-        """
-        maps = maps or self._read_by_decoder(features, stages)
+        """Return the output for features of the backbone, or for the decoder's input `maps`."""
+        maps = maps or self._decoder_input(features, stages)
         decoded = self.decoder(maps if self.decoder.reads else maps[0])
         output = self.classify(decoded, features, stages)
         output.maps = maps
@@ -150,15 +147,15 @@ class DeepLab(Network):
     def classify(
         self, decoder_features: Tensor, features: Tensor, stages: tuple[Tensor, ...] = ()
     ) -> Output:
-        """Return the output that follows from the decoder's features."""
-        # Half precision is too coarse for the log-sum-exp of the losses
+        """Return the output for features of the decoder."""
+        # Half precision has too few digits for the log-sum-exp of the losses.
         logits = at_least_float32(self.classifier(decoder_features))
         extra = self.classifier.score_extra(decoder_features)
         unknown, auxiliary = extra.get("unknown"), extra.get("auxiliary")
         return Output(logits, features, decoder_features, stages, unknown, auxiliary)
 
     def match_state(self, state: dict[str, Tensor]) -> None:
-        """Get the rows and branches that the classifier of a saved state has."""
+        """Add the rows and branches of the classifier of a saved state."""
         prefix = "classifier."
         self.classifier.match_state(
             name.removeprefix(prefix) for name in state if name.startswith(prefix)
@@ -167,7 +164,7 @@ class DeepLab(Network):
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
     ) -> None:
-        """Give the classifier channels for new classes."""
+        """Append channels for new classes to the classifier."""
         if init == "background":
             self.classifier.grow_from_origins(new_origins or [0] * num_new)
         else:
@@ -176,12 +173,12 @@ class DeepLab(Network):
             self.ledger.grow(num_new)
 
     def drop_ledger(self) -> None:
-        """Go on without the ledger beside the decoder, if there is one."""
+        """Remove the ledger beside the decoder, if there is one."""
         if self.ledger is not None:
             if not bool(self.ledger.learned[1:].any()):
                 raise NacreError(
-                    "the model's decoder has learned no class yet, its ledger alone scores them; "
-                    "continue it with method 'duo' or 'ledger'"
+                    "the model's decoder has learned no class yet, only its ledger has: continue "
+                    "it with method 'duo' or 'ledger'"
                 )
             self.ledger = None
             self.config = self.config.model_copy(update={"grid_stride": None})
@@ -197,7 +194,7 @@ NORMS: dict[NormName, NormFactory] = {
 def build(
     config: DeepLabConfig, classes_per_step: Sequence[int], crop: int | None, load: bool
 ) -> DeepLab:
-    """Make our network."""
+    """Make a network of ours."""
     weights, steps = config.weights if load else "none", list(classes_per_step)
     of_timm = config.backbone.startswith(TIMM)
     if of_timm:

@@ -1,12 +1,14 @@
-"""Maps inside a network of others, taken by hooks: those of named modules, or of stages.
+"""Feature maps inside an external network, recorded by hooks.
 
-Hooks last for one forward pass, so that a copy of a network never reports to the original.
+Hooks last for one forward pass, so that a copy of a network never writes into the original's
+records.
 
-A ledger reads the maps with which the stages of the backbone end. To find them the network runs
-once and its modules are watched. Of all maps of one size, a stage ends with the last that a module
-nearest to the top puts out: blocks and what is inside them lie deeper. Only what runs before the
-scores counts, and only the backbone where it can be told apart. Where all maps are of one size, as
-in a plain vision transformer, those after one and two thirds of its blocks are read too.
+A ledger reads the last map of each stage of the backbone. To find them, the network runs once and
+the outputs of all its modules are listed. Among the maps of one size, a stage ends with the last
+output of the modules that are nested least: blocks and their inner modules are nested deeper. Only
+modules that run before the scores count, and only those of the backbone if it is known. If all maps
+have one size, as in a plain vision transformer, those after one third and two thirds of its blocks
+are read, too.
 """
 
 from __future__ import annotations
@@ -23,28 +25,28 @@ from torch import Tensor, nn
 from nacre.errors import NacreError, did_you_mean
 from nacre.models.probe import tensors_in, undisturbed, until_left
 
-FEWEST = 3
-"""Maps below which those inside a stage are read too."""
+MIN_MAPS = 3
+"""With fewer maps, those inside a stage are read, too."""
 
-MOST_EXTRA = 5
-"""Tokens of the whole image, a class token and registers, that may come before those of a map."""
+MAX_EXTRA_TOKENS = 5
+"""Tokens of the whole image (a class token and registers) that may precede those of a map."""
 
 
 @contextlib.contextmanager
-def captured(
+def recorded(
     model: nn.Module, outputs: Iterable[str], inputs: Iterable[str] = ()
 ) -> Iterator[dict[str, Tensor]]:
-    """Collect what named modules put out, and take in, while the network runs in this context.
+    """Record the outputs and inputs of named modules while the network runs in this context.
 
-    Of a module that runs several times it is the last; what it takes in is under its name with
-    ` input`.
+    Of a module that runs several times, the last run counts. An input's key is the module's name
+    with ` input`.
     """
-    found: dict[str, Tensor] = {}
+    records: dict[str, Tensor] = {}
 
     def keep(key: str, value: Any) -> None:
         tensor = next(tensors_in(value), None)
         if tensor is not None:
-            found[key] = tensor
+            records[key] = tensor
 
     def keep_output(name: str) -> Any:
         return lambda module, args, output: keep(name, output)
@@ -53,18 +55,14 @@ def captured(
         return lambda module, args: keep(f"{name} input", args)
 
     get = model.get_submodule
-    handles = [get(name).register_forward_hook(keep_output(name)) for name in outputs]
-    handles += [get(name).register_forward_pre_hook(keep_input(name)) for name in inputs]
-    with until_left(handles):
-        yield found
+    hooks = [get(name).register_forward_hook(keep_output(name)) for name in outputs]
+    hooks += [get(name).register_forward_pre_hook(keep_input(name)) for name in inputs]
+    with until_left(hooks):
+        yield records
 
 
 def check_names(model: nn.Module, names: Sequence[str]) -> None:
-    """Refuse names of modules that the network does not have.
-
-    Raises:
-        NacreError: with the nearest name that it has.
-    """
+    """Refuse names of modules that the network does not have."""
     known = [name for name, _ in model.named_modules()]
     for name in names:
         if name not in known:
@@ -74,18 +72,18 @@ def check_names(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
-    """Return features as N,C,h,w; None if they are no map of the image.
+    """Return features as N,C,h,w; None if they are not a map of the image.
 
     Args:
-        value: N,C,h,w, or N,L,C as transformers have them, L being the pixels of a map of the
-            image's proportions, perhaps after tokens for the whole image.
+        value: N,C,h,w, or the N,L,C of transformers, where L are the pixels of a map with the
+            proportions of the image, perhaps after tokens of the whole image.
         size: of the image.
     """
     if value.ndim == 4:
         return value
     if value.ndim != 3:
         return None
-    for extra in range(min(MOST_EXTRA + 1, value.shape[1])):
+    for extra in range(min(MAX_EXTRA_TOKENS + 1, value.shape[1])):
         length = value.shape[1] - extra
         height = round(math.sqrt(length * size[0] / size[1]))
         if height and length % height == 0 and height * size[1] == length // height * size[0]:
@@ -95,12 +93,12 @@ def as_map(value: Tensor, size: tuple[int, int]) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class FoundMap:
-    """A map that a module puts out.
+class MapInfo:
+    """The map that a module outputs.
 
     Attributes:
-        name: of the module.
-        channels: how many it has.
+        name: name of the module.
+        channels: channels of the map.
         stride: input pixels per point.
     """
 
@@ -112,65 +110,70 @@ class FoundMap:
 def find_maps(model: nn.Module, inside: str, scoring: Sequence[str], images: Tensor) -> list[str]:
     """Return the names of the modules whose maps a ledger reads, in the order in which they run.
 
-    They are looked for `inside` a module, anywhere if it is empty, before the `scoring` layers.
+    Args:
+        model: the network.
+        inside: name of the backbone; empty for the whole network.
+        scoring: names of the scoring layers.
+        images: a batch that the network accepts.
 
     Raises:
-        NacreError: it has no maps.
+        NacreError: the network has no maps.
     """
-    seen = [one for one in watch(model, scoring, images) if _lies_in(one.name, inside)]
-    ends = {}
-    for stride in {one.stride for one in seen}:
-        same = [one for one in seen if one.stride == stride]
-        top = min(one.name.count(".") for one in same)
-        ends[stride] = [one for one in same if one.name.count(".") == top][-1]
-    found = [*ends.values(), *(_between(seen) if len(ends) < FEWEST else ())]
-    if not found:
+    maps = [info for info in list_maps(model, scoring, images) if _is_inside(info.name, inside)]
+    ends = []
+    for stride in {info.stride for info in maps}:
+        same = [info for info in maps if info.stride == stride]
+        depth = min(info.name.count(".") for info in same)
+        ends.append([info for info in same if info.name.count(".") == depth][-1])
+    if len(ends) < MIN_MAPS:
+        ends += _after_thirds(maps)
+    if not ends:
         raise NacreError(
-            f"{type(model).__name__} puts out no maps before its scores that the ledger could "
+            f"{type(model).__name__} outputs no maps before its scores that the ledger could "
             "read; name modules that do: model.stages"
         )
-    order = [one.name for one in seen]
-    return sorted({one.name for one in found}, key=order.index)
+    order = [info.name for info in maps]
+    return sorted({info.name for info in ends}, key=order.index)
 
 
-def watch(model: nn.Module, scoring: Sequence[str], images: Tensor) -> list[FoundMap]:
-    """Return the maps that modules put out until the first of the scoring layers runs."""
-    found: dict[str, FoundMap] = {}
+def list_maps(model: nn.Module, scoring: Sequence[str], images: Tensor) -> list[MapInfo]:
+    """Return the maps that modules output before the first of the scoring layers runs."""
+    maps: dict[str, MapInfo] = {}
     side, ended = images.shape[-1], False
 
     def keep(name: str, value: Any) -> None:
         tensor = None if ended else next(tensors_in(value), None)
         if tensor is None or not tensor.is_floating_point():
             return
-        one = as_map(tensor, (side, side))
-        if one is None or one.shape[2] != one.shape[3]:
+        x = as_map(tensor, (side, side))
+        if x is None or x.shape[2] != x.shape[3]:
             return
-        if 2 <= one.shape[2] < side and side % one.shape[2] == 0:
-            found.pop(name, None)  # the last run of a module counts
-            found[name] = FoundMap(name, one.shape[1], side // one.shape[2])
+        if 2 <= x.shape[2] < side and side % x.shape[2] == 0:
+            maps.pop(name, None)  # the last run of a module counts
+            maps[name] = MapInfo(name, x.shape[1], side // x.shape[2])
 
     def end(*_: Any) -> None:
         nonlocal ended
         ended = True
 
-    handles = [model.get_submodule(one).register_forward_pre_hook(end) for one in scoring]
+    hooks = [model.get_submodule(name).register_forward_pre_hook(end) for name in scoring]
     for name, module in model.named_modules():
         if name:
-            handles.append(
+            hooks.append(
                 module.register_forward_hook(lambda _, args, value, name=name: keep(name, value))
             )
-    with until_left(handles), undisturbed(model):
+    with until_left(hooks), undisturbed(model):
         model(images)
-    return list(found.values())
+    return list(maps.values())
 
 
-def _between(seen: Sequence[FoundMap]) -> list[FoundMap]:
-    """Return the maps after one and two thirds of the longest list of blocks."""
-    lists = [(one.name.rpartition(".")[0], one.channels, one.stride) for one in seen]
-    (longest, count) = Counter(lists).most_common(1)[0] if lists else ((), 0)
-    blocks = [one for one, where in zip(seen, lists, strict=True) if where == longest]
-    return [blocks[count // 3 - 1], blocks[2 * count // 3 - 1]] if count >= FEWEST else []
+def _after_thirds(maps: Sequence[MapInfo]) -> list[MapInfo]:
+    """Return the maps after one third and two thirds of the longest list of blocks."""
+    lists = [(info.name.rpartition(".")[0], info.channels, info.stride) for info in maps]
+    longest, count = Counter(lists).most_common(1)[0] if lists else ((), 0)
+    blocks = [info for info, place in zip(maps, lists, strict=True) if place == longest]
+    return [blocks[count // 3 - 1], blocks[2 * count // 3 - 1]] if count >= MIN_MAPS else []
 
 
-def _lies_in(name: str, inside: str) -> bool:
-    return not inside or name.startswith(f"{inside}.")
+def _is_inside(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")

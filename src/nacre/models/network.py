@@ -1,8 +1,8 @@
-"""The interface of every network to the trainer, the methods and the tests.
+"""The interface between a network and the trainer, the methods and the tests.
 
     Output = network(images in 0..255)
 
-`nacre.models.deeplab` is our own, `nacre.models.adapter` is around everyone else's.
+`nacre.models.deeplab` is nacre's own network, `nacre.models.adapter` wraps those of others.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from nacre.models.ledger import LedgerHead, RestHead
 from nacre.models.widen import Init
 
 Capability = Literal["features", "stages", "backbone", "classifier"]
-"""What some networks give and some methods need: features, those of stages, a backbone that can be
-frozen, or our `classifier`, in which the parameters of a step keep their names and shapes in later
-ones."""
+"""Capabilities of networks that methods may require: features, those of stages, a backbone that
+can be frozen, or our `classifier`, whose parameters keep their names and shapes in later steps."""
 
 Shared = Literal["nothing", "backbone", "decoder"]
-"""Up to which part a teacher and its student have the same modules."""
+"""The last part of a network that a teacher shares with its student."""
 
 
 @dataclass
@@ -34,16 +33,15 @@ class Output:
     """The output of a network for a batch.
 
     Attributes:
-        logits: N,C,h,w at the backbone's stride, in float32 at least.
+        logits: N,C,h,w at the network's stride, in float32 or more.
         features: N,K,h,w, the backbone's output.
-        decoder_features: N,K,h,w, the decoder's output, of which the logits are made.
-        stages: the backbone's features at the end of each stage, before its last activation, if
-            they were asked for.
-        unknown: N,1,h,w, logit of what is no class yet, where the network has such a row.
-        auxiliary: N,1,h,w, logit of the auxiliary row, where the network has one.
-        has_background: whether channel 0 is a background that may hide the new classes.
-        together: N,C,h,w, the logits and the scores of a ledger beside the decoder added, if any.
-        maps: what the decoder read of the backbone, where `Network.read_maps` returns it.
+        decoder_features: N,K,h,w, the decoder's output, which the classifier reads.
+        stages: the features of each stage before its last activation, if they were requested.
+        unknown: N,1,h,w, logit of the unknown row, if the network has one.
+        auxiliary: N,1,h,w, logit of the auxiliary row, if the network has one.
+        has_background: True if channel 0 is a background that may hide the new classes.
+        combined: N,C,h,w, the logits plus the scores of a ledger beside the decoder, if any.
+        maps: the decoder's input, as `Network.read_maps` returns it.
     """
 
     logits: Tensor
@@ -53,14 +51,14 @@ class Output:
     unknown: Tensor | None = None
     auxiliary: Tensor | None = None
     has_background: bool = True
-    together: Tensor | None = None
+    combined: Tensor | None = None
     maps: tuple[Tensor, ...] = ()
 
     @property
     def scores(self) -> Tensor:
-        """N,C,h,w, of which the greatest is the answer: the logits, unknown as background."""
-        if self.together is not None:
-            return self.together
+        """Scores N,C,h,w, the largest of which is the predicted class; unknown is background."""
+        if self.combined is not None:
+            return self.combined
         return self.logits if self.unknown is None else merge_unknown(self.logits, self.unknown)
 
 
@@ -69,15 +67,16 @@ class Network(nn.Module):
 
     Attributes:
         stride: input pixels per logit.
-        alignment: what sides of images must be multiples of to be seen alike in torch and in an
-            exported graph; a `Predictor` pads others.
-        config: how to build it again, with the channels of its steps.
-        uses_all_parameters: whether every parameter has a part in the logits.
-        takes_channels_last: whether it is known to compute rightly, and faster, in that layout.
-        has_background: whether a channel of its own stands for background; without, the first
-            channel is never probable and a pixel that nobody labeled may be any old class.
-        ledger: scores maps of the backbone; what it says is added to the logits in eval.
-        takes_maps: whether `forward` takes what `read_maps` returned, as ``kept``.
+        alignment: the divisor of image sides for which torch and an exported graph agree; a
+            `Predictor` pads other images.
+        config: how to build the network again, given the channels of its steps.
+        uses_all_parameters: True if the logits depend on every parameter.
+        takes_channels_last: True if the network is known to compute correctly in that layout.
+        has_background: True if a channel stands for background. Otherwise the first channel has
+            the probability 0, and an unlabeled pixel may be of any old class.
+        ledger: a linear layer on maps of the backbone, whose scores are added to the logits in
+            eval mode.
+        takes_maps: True if `forward` accepts the result of `read_maps` as ``kept``.
     """
 
     stride: int
@@ -92,11 +91,11 @@ class Network(nn.Module):
     takes_maps = False
 
     def expect_pixels(self, mean: Sequence[float] | None, std: Sequence[float]) -> None:
-        """Set what `normalize` does with RGB; without a mean it leaves it in 0..255."""
+        """Set the normalization of RGB; without a mean, pixels stay in 0..255."""
         shift, scale = torch.zeros(3), torch.ones(3)
         if mean is not None:
             shift, scale = -torch.tensor(mean) / torch.tensor(std), 1 / (255 * torch.tensor(std))
-        # Constants of the network and not of a checkpoint, hence not persistent
+        # Not persistent: these are constants of the network and not of a checkpoint.
         self.register_buffer("pixel_scale", scale.view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", shift.view(3, 1, 1), persistent=False)
 
@@ -107,21 +106,21 @@ class Network(nn.Module):
     @property
     @abstractmethod
     def num_classes(self) -> int:
-        """Channels of the logits, the background's included."""
+        """The number of channels, including the background."""
 
     @property
     @abstractmethod
     def provides(self) -> frozenset[Capability]:
-        """The parts that a method may ask for beside logits."""
+        """The capabilities that a method may use beside logits."""
 
     @property
     @abstractmethod
     def backbone_or_none(self) -> nn.Module | None:
-        """The part that learns at the backbone's rate; None if it is not known."""
+        """The module that learns at the backbone's rate; None if it is not known."""
 
     @property
     def given(self) -> nn.Module | None:
-        """The module that was given in Python and that no file can build; None if there is none."""
+        """The module that a Python program passed, which no file can build; None otherwise."""
         return None
 
     @abstractmethod
@@ -129,52 +128,52 @@ class Network(nn.Module):
         """Return low-resolution logits and features of N,3,H,W RGB images in 0..255."""
 
     def shared_modules(self, shared: Shared) -> list[nn.Module]:
-        """Return the modules that a teacher has together with its student."""
-        assert shared != "decoder", "of other networks nobody knows the decoder"
-        part = None if shared == "nothing" else self.backbone_or_none
-        return [] if part is None else [part]
+        """Return the modules that a teacher shares with its student."""
+        assert shared != "decoder", "the decoder of an external network is not known"
+        backbone = None if shared == "nothing" else self.backbone_or_none
+        return [] if backbone is None else [backbone]
 
     def decode_again(self, output: Output, shared: Shared) -> Output | None:
-        """Return what follows from what a network with these parts read; None if not known."""
+        """Return this network's output from that of one that shares modules; None if unknown."""
         return None
 
     def read_maps(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return what the decoder reads of the backbone, of images in 0..255."""
-        raise NotImplementedError("of networks with `takes_maps` alone")
+        """Return the decoder's input for images in 0..255."""
+        raise NotImplementedError("only networks with `takes_maps` have it")
 
     @abstractmethod
     def read_stages(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the maps that a ledger reads, of images in 0..255, without gradients."""
+        """Return the maps that a ledger reads for images in 0..255, without gradients."""
 
     def covered(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width of what these maps show of an image: it may be continued."""
+        """Return the height and width that these maps cover, with the padding of an image."""
         return size
 
     def drop_ledger(self) -> None:
-        """Go on without a ledger beside the decoder, if there is one."""
+        """Remove the ledger beside the decoder, if there is one."""
 
     @abstractmethod
     def match_state(self, state: dict[str, Tensor]) -> None:
-        """Take the form of a network of as many classes whose state was saved."""
+        """Change layers so that a saved state with the same number of classes can be loaded."""
 
     @abstractmethod
     def grow(
         self, num_new: int, init: Init = "random", new_origins: Sequence[int] | None = None
     ) -> None:
-        """Add channels for new classes after those that there are.
+        """Append channels for new classes.
 
         Args:
-            num_new: how many.
-            init: how they start: as shares of the channels that they split from, or at random.
-            new_origins: the channel that each splits from; the background if not given.
+            num_new: the number of channels.
+            init: their first weights: a share of the channels that they split from, or random.
+            new_origins: the channel that each splits from; by default the background.
         """
 
 
 def merge_unknown(logits: Tensor, unknown: Tensor) -> Tensor:
-    """Return logits whose background has the probabilities of background and unknown together.
+    """Return logits in which the background has the probability of background plus unknown.
 
-    Their sum is at most 1 - 1e-6.
+    The sum is clipped to 1 - 1e-6.
     """
     logits, unknown = at_least_float32(logits), at_least_float32(unknown)
-    together = logits[:, :1].sigmoid() + unknown.sigmoid()
-    return torch.cat([together.clamp(max=1 - 1e-6).logit(), logits[:, 1:]], 1)
+    background = logits[:, :1].sigmoid() + unknown.sigmoid()
+    return torch.cat([background.clamp(max=1 - 1e-6).logit(), logits[:, 1:]], 1)

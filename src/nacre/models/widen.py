@@ -1,26 +1,26 @@
-"""New classes for a network that is already there: its scoring layers get rows, in place.
+"""New classes for an existing network: its scoring layers get rows, in place.
 
-The network stays the user's own class and its forward pass stays its own. With b the background,
-n new classes and w, beta the rows and biases of a scoring layer:
+The network keeps its class and its forward pass. With background b, n new classes, and w, beta the
+rows and biases of a scoring layer:
 
     eq. 8   w[c] = w_old[b]                          for every new c
     eq. 9   beta[c] = beta_old[b] - log(n + 1)       for every new c and for b
 
-With the new classes folded into the background, every probability is what it was. Where several
-layers add up to the scores, each gets the rows and one of them the logarithm.
+With the new classes folded into the background, every probability stays the same. If several layers
+add up to the scores, each gets the rows, and one of them subtracts the logarithm.
 
 A network without a background (`background=None`: Cityscapes, ADE20K) has no class that hid the new
-ones: a pixel that nobody labeled may be any old class. There
+ones: an unlabeled pixel may be of any old class. There
 
     w[c] = mean of w_old,   beta[c] = mean of beta_old - log(n)
 
-and the new classes together begin as one class of average score among K old ones. The mean of
-logits is at most their log-sum-exp - log K, so the new classes together are nowhere more probable
-than 1 / (K + 1), the predicted class is what it was, and so is every probability given that a pixel
-is of an old class.
+so the new classes together start as one class with an average score among K old ones. The mean of
+logits is at most their log-sum-exp - log K. So the probability of all new classes together is at
+most 1 / (K + 1) everywhere, the predicted class stays the same, and so does every probability given
+that a pixel is of an old class.
 
-Both are checked on a batch before the network is handed back; if they do not hold, the network is
-left as it was.
+Both are checked on a batch before the function returns. If the check fails, the network is
+restored.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from nacre.models.probe import (
 )
 
 Init = Literal["background", "random"]
-"""How the channels of new classes start: as shares of the background (eq. 8, 9), or random."""
+"""The first weights of new channels: shares of the background (eq. 8, 9), or random."""
 
 _WRAPPERS = (DataParallel, DistributedDataParallel, torch.jit.ScriptModule)
-# attributes in which networks keep the number of their classes
+# attributes that store the number of classes in networks
 _COUNTS = ("num_classes", "n_classes", "num_labels", "nclass", "n_class", "classes")
 
 
@@ -64,9 +64,9 @@ class Widened:
 
     Attributes:
         layers: the scoring layers, with the number of classes before.
-        num_new: rows that each of them got.
+        num_new: number of rows that each of them got.
         background: the background's channel; None for a network without one.
-        deviation: largest difference of a log-probability that should have stayed what it was.
+        deviation: largest change of a log-probability that should have stayed the same.
     """
 
     layers: ScoringLayers
@@ -76,7 +76,7 @@ class Widened:
 
     @property
     def num_classes(self) -> int:
-        """Channels of the scores now."""
+        """The number of channels with the new classes."""
         return self.layers.num_classes + self.num_new
 
 
@@ -89,20 +89,20 @@ def widen(
     images: Tensor | None = None,
     init: Init = "background",
 ) -> Widened:
-    """Give a network channels for new classes, in place, after those that it has.
+    """Append channels for new classes to a network, in place.
 
-    An optimizer made before does not know the new parameters: make it afterwards.
+    Make the optimizer afterwards: one that exists already does not know the new parameters.
 
     Args:
-        model: any module from images to class scores, as `nacre.models.probe` finds them.
-        new: how many classes are new, or their names (a transformers config keeps them).
+        model: any module from images to class scores (`nacre.models.probe`).
+        new: the number of new classes, or their names (a transformers config stores them).
         background: the channel of the background; None if there is none.
-        scoring_layers: their names, auxiliary ones too, where they cannot be found.
-        images: a batch that the network takes; None tries noise of several sizes.
-        init: `background`: as above; `random`: as torch draws them.
+        scoring_layers: names of all scoring layers, also auxiliary ones, if nacre cannot find them.
+        images: a batch that the network accepts; None tries noise of several sizes.
+        init: `background` as in the module's docstring, or `random` as in a new layer of torch.
 
     Raises:
-        NacreError: the network cannot be widened; it is as it was before.
+        NacreError: the network cannot be widened; it did not change.
     """
     names = _names(new)
     check_type(model)
@@ -111,35 +111,36 @@ def widen(
     layers = find_scoring_layers(model, images, scoring_layers)
     _check_layers(model, layers, background)
     before = _run(model, images)
-    with _undone_on_error(model, layers):
+    with _restored_on_error(model, layers):
         for summands in (layers.main, *layers.auxiliary):
             widen_sum(model, summands, len(names), background, init)
-        _tell(model, layers, names)
+        _update_counts(model, layers, names)
         after = _run_widened(model, images, layers)
-        # Where one head serves all outputs, its rows begin as the main scores need them
+        # If one head computes all outputs, its rows start as the main scores need them.
         num_checked = len(before) if layers.auxiliary else 1
         worst = _check(before[:num_checked], after, len(names), background, init)
     return Widened(layers, len(names), background, worst)
 
 
 def deviation(before: Tensor, after: Tensor, background: int | None) -> float:
-    """Return the largest change of a log-probability that widening must leave as it is.
+    """Return the largest change of a log-probability that widening must not change.
 
-    New classes are folded into the background; without one they are left out.
+    New classes are folded into the background, or left out if there is none.
     """
     before, after = before.float(), after.float()
     num_old = before.shape[1]
     folded = after[:, :num_old].clone()
     if background is not None:
-        together = torch.cat([after[:, background, None], after[:, num_old:]], 1)
-        folded[:, background] = together.logsumexp(1)
+        merged = torch.cat([after[:, background, None], after[:, num_old:]], 1)
+        folded[:, background] = merged.logsumexp(1)
     return float((folded.log_softmax(1) - before.log_softmax(1)).abs().max())
 
 
 def excess(after: Tensor, num_old: int) -> float:
-    """Return by how much the new classes are too probable without a background; 0 if nowhere.
+    """Return how much too probable the new classes are without a background, at least 0.
 
-    It is the largest logarithm of their probability together over the mean of the old ones'.
+    This is the largest log of the ratio between the probability of all new classes and the mean
+    probability of the old ones.
     """
     after = after.float()
     ratio = after[:, num_old:].logsumexp(1) - after[:, :num_old].logsumexp(1) + math.log(num_old)
@@ -149,21 +150,21 @@ def excess(after: Tensor, num_old: int) -> float:
 def _check(
     before: list[Tensor], after: list[Tensor], num_new: int, background: int | None, init: Init
 ) -> float:
-    """Return how far the invariant is missed.
+    """Return the largest violation of the invariant.
 
     Raises:
-        NacreError: by more than rounding.
+        NacreError: it is larger than rounding.
     """
     num_old = before[0].shape[1]
     if after[0].shape[1] != num_old + num_new:
         raise NacreError(
-            f"the network puts out {after[0].shape[1]} classes instead of {num_old + num_new}; "
+            f"the network outputs {after[0].shape[1]} classes instead of {num_old + num_new}; "
             "name the layers that score them: scoring_layers='...'"
         )
     worst = 0.0
     for old, new in zip(before, after, strict=False):
         if new.shape[1] == num_old + num_new:
-            # random rows leave the old scores alone and promise nothing else
+            # Random rows only promise that the old scores stay.
             worst = max(worst, deviation(old, new, None if init == "random" else background))
             if background is None and init == "background":
                 worst = max(worst, excess(new, num_old))
@@ -171,7 +172,7 @@ def _check(
     if not worst < (1e-2 if exact else 0.3):
         raise NacreError(
             "with the new classes folded in, the old probabilities changed by a factor of up to "
-            f"{math.exp(min(worst, 50)):.3g}; the network is as it was: name the layers that score "
+            f"{math.exp(min(worst, 50)):.3g}; the network was restored: name the layers that score "
             "the classes, scoring_layers='...'"
         )
     return worst
@@ -186,17 +187,17 @@ def _run(model: nn.Module, images: Tensor) -> list[Tensor]:
 def _run_widened(model: nn.Module, images: Tensor, layers: ScoringLayers) -> list[Tensor]:
     try:
         return _run(model, images)
-    except Exception as error:  # whatever goes wrong inside an external network
+    except Exception as error:  # external networks raise any error
         reason = " ".join(str(error).split())[:200]
         raise NacreError(
             f"{type(model).__name__} does not run with more classes ({reason}); its layers "
-            f"{', '.join(layers.names)} were widened and set back: name the ones that score the "
+            f"{', '.join(layers.names)} were widened and restored: name the layers that score the "
             "classes, scoring_layers='...'"
         ) from error
 
 
-def _tell(model: nn.Module, layers: ScoringLayers, new: Sequence[str]) -> None:
-    """Update what the network says of itself: the number of classes, and names in its config."""
+def _update_counts(model: nn.Module, layers: ScoringLayers, new: Sequence[str]) -> None:
+    """Update the number of classes in a network's attributes, and the names in its config."""
     num_old = layers.num_classes
     for module, key in _counts(model, layers):
         setattr(module, key, num_old + len(new))
@@ -205,14 +206,14 @@ def _tell(model: nn.Module, layers: ScoringLayers, new: Sequence[str]) -> None:
     if isinstance(names, dict) and len(names) == num_old:
         named = {**names, **{num_old + i: name for i, name in enumerate(new)}}
         config.id2label = {
-            i: name or f"LABEL_{i}"  # transformers' own words for a class without a name
+            i: name or f"LABEL_{i}"  # transformers' default name
             for i, name in named.items()
         }
         config.label2id = {name: i for i, name in config.id2label.items()}
 
 
 def _counts(model: nn.Module, layers: ScoringLayers) -> list[tuple[nn.Module, str]]:
-    """Return the attributes around the scoring layers that hold the number of classes."""
+    """Return the attributes around the scoring layers that store the number of classes."""
     parents = {""} | {
         name[:i] for name in layers.names for i, letter in enumerate(name) if letter == "."
     }
@@ -225,16 +226,17 @@ def _counts(model: nn.Module, layers: ScoringLayers) -> list[tuple[nn.Module, st
 
 
 @contextlib.contextmanager
-def _undone_on_error(model: nn.Module, layers: ScoringLayers) -> Iterator[None]:
+def _restored_on_error(model: nn.Module, layers: ScoringLayers) -> Iterator[None]:
+    """Restore scoring layers, counts and names if the context raises."""
     modules = [scoring_layer(model, name) for name in layers.names]
-    kept = [(one.weight, one.bias) for one in modules]
+    before = [(layer.weight, layer.bias) for layer in modules]
     counts = _counts(model, layers)
     config: Any = getattr(model, "config", None)
     names = {key: getattr(config, key) for key in ("id2label", "label2id") if hasattr(config, key)}
     try:
         yield
     except BaseException:
-        for layer, (weight, bias) in zip(modules, kept, strict=True):
+        for layer, (weight, bias) in zip(modules, before, strict=True):
             layer.weight, layer.bias = weight, bias
             count_rows(layer)
         for module, name in counts:
@@ -245,7 +247,7 @@ def _undone_on_error(model: nn.Module, layers: ScoringLayers) -> Iterator[None]:
 
 
 def _names(new: int | Sequence[str]) -> list[str]:
-    """Return the new classes' names, empty ones if only their number is known."""
+    """Return the names of the new classes, empty if only their number is given."""
     names = [""] * new if isinstance(new, int) else list(new)
     if isinstance(new, str) or not names:
         raise NacreError(f"new={new!r}: give the number of new classes, 1 or more, or their names")
@@ -253,11 +255,7 @@ def _names(new: int | Sequence[str]) -> list[str]:
 
 
 def check_type(model: nn.Module) -> None:
-    """Refuse what is wrapped around a network, whose layers then cannot be changed.
-
-    Raises:
-        NacreError: it is compiled, scripted or parallel.
-    """
+    """Refuse a compiled, scripted or parallel network, whose layers cannot be changed."""
     if isinstance(model, _WRAPPERS) or hasattr(model, "_orig_mod"):
         raise NacreError(
             f"{type(model).__name__} wraps a network and cannot be widened: widen the network "
@@ -279,22 +277,22 @@ def _check_layers(model: nn.Module, layers: ScoringLayers, background: int | Non
 
 
 def _check_layer(name: str, layer: ScoringLayer, owners: dict[int, list[str]]) -> None:
-    """Refuse a layer to whose parameters rows cannot be added; `owners` has the names of each."""
+    """Refuse a layer that cannot get rows; `owners` has the names of each parameter by its id."""
     if getattr(layer, "groups", 1) != 1:
-        raise NacreError(f"{name} is a grouped convolution: its rows do not read the same input")
+        raise NacreError(f"{name} is a grouped convolution: its rows read different inputs")
     for key in ("weight", "bias"):
         value = getattr(layer, key)
         if value is not None and key not in layer._parameters:
             raise NacreError(
-                f"{name}.{key} is computed (a parametrisation, an adapter) and has no rows to "
-                "add to: merge it into the layer first"
+                f"{name}.{key} is computed (a parametrization, an adapter), so rows cannot be "
+                "added: merge it into the layer first"
             )
-        others = [one for one in owners.get(id(value), ()) if one != f"{name}.{key}"]
+        others = [owner for owner in owners.get(id(value), ()) if owner != f"{name}.{key}"]
         if others:
             raise NacreError(f"{name}.{key} is shared with {others[0]}: it cannot be widened")
 
 
-# Rows of scoring layers: one per class, whatever the layer's type
+# Rows of scoring layers: one per class, for all types of layers
 
 
 def widen_sum(
@@ -302,18 +300,18 @@ def widen_sum(
 ) -> None:
     """Add rows to the layers that add up to one tensor of scores."""
     layers = {name: scoring_layer(model, name) for name in summands}
-    # eq. 9 needs a bias: where no layer has one, the first gets it
-    taker = next((name for name, one in layers.items() if one.bias is not None), next(iter(layers)))
-    if layers[taker].bias is None:
-        zeros = layers[taker].weight.new_zeros(num_rows(layers[taker]))
-        layers[taker].bias = nn.Parameter(zeros)
+    # Eq. 9 needs a bias: if no layer has one, the first gets it.
+    biased = next((name for name in layers if layers[name].bias is not None), next(iter(layers)))
+    if layers[biased].bias is None:
+        zeros = layers[biased].weight.new_zeros(num_rows(layers[biased]))
+        layers[biased].bias = nn.Parameter(zeros)
     log = math.log(num_new if background is None else num_new + 1)
     for name, layer in layers.items():
         weight, bias = rows_of(layer)
         if init == "random":
             weight, bias = random_rows(weight, bias, num_new)
         else:
-            share = log / summands[name] if name == taker else 0.0
+            share = log / summands[name] if name == biased else 0.0
             weight, bias = start_rows(weight, bias, num_new, background=background, share=share)
         set_rows(layer, weight, bias)
 
@@ -321,12 +319,12 @@ def widen_sum(
 def start_rows(
     weight: Tensor, bias: Tensor | None, num_new: int, *, background: int | None, share: float
 ) -> tuple[Tensor, Tensor | None]:
-    """Return weights and biases with new rows, eq. 8 and 9 or their counterpart without background.
+    """Return weights and biases with new rows, by eq. 8 and 9 or as without a background.
 
-    `share` is what is taken from the biases of the new rows and of the background.
+    `share` is subtracted from the biases of the new rows and of the background.
     """
-    like = weight.mean(0) if background is None else weight[background]
-    weight = torch.cat([weight, like.expand(num_new, *like.shape)])
+    row = weight.mean(0) if background is None else weight[background]
+    weight = torch.cat([weight, row.expand(num_new, *row.shape)])
     if bias is None:
         return weight, None
     bias = bias.clone()
@@ -339,7 +337,7 @@ def start_rows(
 
 
 def random_rows(weight: Tensor, bias: Tensor | None, num_new: int) -> tuple[Tensor, Tensor | None]:
-    """Return weights and biases with new rows as torch draws those of a new layer."""
+    """Return weights and biases with random new rows, as in a new layer of torch."""
     bound = 1 / math.sqrt(weight[0].numel())
 
     def drawn(like: Tensor) -> Tensor:
@@ -350,7 +348,7 @@ def random_rows(weight: Tensor, bias: Tensor | None, num_new: int) -> tuple[Tens
 
 
 def rows_of(layer: ScoringLayer) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's weights with the classes first, and its biases."""
+    """Return a layer's weights, with the classes first, and its biases."""
     weight = layer.weight.detach()
     if isinstance(layer, nn.ConvTranspose2d):
         weight = weight.transpose(0, 1)
@@ -358,18 +356,18 @@ def rows_of(layer: ScoringLayer) -> tuple[Tensor, Tensor | None]:
 
 
 def set_rows(layer: ScoringLayer, weight: Tensor, bias: Tensor | None) -> None:
-    """Replace a layer's weights, given with the classes first, and its biases."""
+    """Set a layer's weights, with the classes first, and its biases."""
     if isinstance(layer, nn.ConvTranspose2d):
         weight = weight.transpose(0, 1)
     layer.weight = nn.Parameter(weight.contiguous(), layer.weight.requires_grad)
     if bias is not None:
-        wants = layer.weight if layer.bias is None else layer.bias
-        layer.bias = nn.Parameter(bias, wants.requires_grad)
+        like = layer.weight if layer.bias is None else layer.bias
+        layer.bias = nn.Parameter(bias, like.requires_grad)
     count_rows(layer)
 
 
 def count_rows(layer: ScoringLayer) -> None:
-    """Set a layer's own count of its rows."""
+    """Update the attribute in which a layer stores the number of its rows."""
     count = len(rows_of(layer)[0])
     if isinstance(layer, nn.Linear):
         layer.out_features = count
@@ -378,7 +376,7 @@ def count_rows(layer: ScoringLayer) -> None:
 
 
 def fit_layers(model: nn.Module, names: Sequence[str], state: dict[str, Tensor]) -> None:
-    """Give scoring layers the shapes that they have in a state, so that it can be loaded."""
+    """Give scoring layers the shapes of a state, so that it can be loaded."""
     for name in names:
         layer = scoring_layer(model, name)
         for key in ("weight", "bias"):
@@ -388,13 +386,13 @@ def fit_layers(model: nn.Module, names: Sequence[str], state: dict[str, Tensor])
         count_rows(layer)
 
 
-# The network as it was before it learns on
+# The network before it learns
 
 
 class Teacher:
-    """A frozen copy of a network, for a training loop of one's own.
+    """A frozen copy of a network, for a training loop of your own.
 
-    It is no `nn.Module`: as an attribute of one, its parameters are neither trained nor saved.
+    It is not an `nn.Module`: as an attribute of one, its parameters are neither trained nor saved.
 
         teacher = Teacher(model)
         widen(model, 2)
@@ -402,7 +400,7 @@ class Teacher:
         loss = unbiased_distillation(model(images), teacher(images))
 
     Args:
-        model: copied as it is now; later changes of it do not change the teacher.
+        model: the network; later changes do not change the teacher.
 
     Raises:
         NacreError: the network cannot be copied.
@@ -413,18 +411,18 @@ class Teacher:
             self.model = copy.deepcopy(model).eval().requires_grad_(False)
         except (RuntimeError, TypeError) as error:
             raise NacreError(
-                f"{type(model).__name__} cannot be copied ({error}): make the teacher before the "
-                "network is wrapped or compiled and outside of a forward pass"
+                f"{type(model).__name__} cannot be copied ({error}): make the teacher outside of a "
+                "forward pass, before the network is wrapped or compiled"
             ) from error
 
     @torch.no_grad()
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the scores, N,C,h,w, for what the network would be called with.
+        """Return the scores N,C,h,w for the arguments of the network.
 
-        The copy follows the first tensor that it is given to its device.
+        The copy moves to the device of the first tensor among them.
         """
-        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-        own = next(self.model.parameters(), None)
-        if tensors and own is not None and own.device != tensors[0].device:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        parameter = next(self.model.parameters(), None)
+        if tensors and parameter is not None and parameter.device != tensors[0].device:
             self.model.to(tensors[0].device)
         return scores_of(self.model(*args, **kwargs))
