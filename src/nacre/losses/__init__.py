@@ -1,8 +1,8 @@
 """The math of the methods: pure functions of tensors, with the paper's equation numbers.
 
-The functions of `reference` take full-resolution logits and are there to be read. `by_strips`
-computes any of them straight from low-resolution logits; `fused_losses` does so for the losses of
-most methods, by gradients in closed form.
+The functions of `reference` take full-resolution logits and are written to be read. `by_strips`
+computes any of them from low-resolution logits; `fused_losses` does so for the softmax losses, with
+gradients in closed form.
 """
 
 from nacre.labels.channels import IGNORE_INDEX

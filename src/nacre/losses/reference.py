@@ -1,4 +1,4 @@
-"""The losses as readable functions of full-resolution logits: the reference for everything else.
+"""The losses as readable functions of full-resolution logits, the reference for the fused ones.
 
 Notation: x are the student's logits, q = softmax(x), p the teacher's softmax, b the background
 (channel 0), Y the old channels (b included), C the new classes and b. Per pixel with label y:
@@ -18,14 +18,14 @@ s = sigmoid(x) and the binary cross-entropy B(t, s) = -t log s - (1 - t) log(1 -
     binary_mixed              one sum over all channels, the old ones' targets being the teacher's
 
 Losses of labels are averaged over the pixels that are not ignored, distillations over all pixels.
-`nacre.losses.strips.by_strips` computes any of them straight from low-resolution logits.
+`nacre.losses.strips.by_strips` computes any of them from low-resolution logits.
 
-Everywhere `logits` are the student's, N,C,H,W; `old_logits` the teacher's, N,K,H,W with K <= C,
-into which no gradient flows; `targets` N,H,W, channel numbers of any integer type; `ignore_index`
-is the target of pixels that do not count; if all are ignored the loss is 0. `weights` N weighs the
-images. `num_pixels` is what the sum over the pixels is divided by, instead of the number of pixels
-that are not ignored: with the count of a whole batch the losses of its parts add up to the loss of
-the whole.
+In all functions `logits` are the student's, N,C,H,W; `old_logits` the teacher's, N,K,H,W with
+K <= C, which get no gradient; `targets` N,H,W channel numbers of any integer type; `ignore_index`
+the target of ignored pixels (if all are ignored the loss is 0); `weights` N the weights of the
+images; `num_pixels` the divisor of the sum over the pixels, by default the number of pixels that
+are not ignored. With the number of a whole batch the losses of its parts add up to that of the
+whole.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def unbiased_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy where background may be any old class, eq. 3 and 4.
 
-    Of the channels `num_old` were there before the step, background included; 0 in step 0, where
-    nothing is old and the result is that of `cross_entropy`.
+    `num_old` is the number of old channels, background included; in step 0 it is 0 and the result
+    that of `cross_entropy`.
     """
     ignore_index = ignore_value(targets, ignore_index)
     assert 0 <= num_old <= logits.shape[1], (num_old, logits.shape)
@@ -87,11 +87,10 @@ def partial_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy where a pixel may be one of several channels, by image.
 
-    Where background may be any old class it is `unbiased_cross_entropy`, where every target is
-    itself alone it is `cross_entropy`. One step may learn from data sets that label different
-    classes, and a label may stand for several parts.
-
-    `may_be` N,C,C says whether a pixel of an image whose target is y may be c; itself always.
+    `may_be` N,C,C is True where a pixel of the image with target y may be channel c; its diagonal
+    is True. If background may be any old class, this is `unbiased_cross_entropy`, and without any
+    such class `cross_entropy`. A step may use data sets that label different classes, and a label
+    may cover several classes.
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
@@ -115,10 +114,10 @@ def distillation(logits: Tensor, old_logits: Tensor) -> Tensor:
 def unbiased_distillation(
     logits: Tensor, old_logits: Tensor, new_origins: Sequence[int] | None = None
 ) -> Tensor:
-    """Return the distillation where an origin may be a class that splits from it, eq. 5 and 7.
+    """Return the distillation where an origin may be any class that splits from it, eq. 5 and 7.
 
-    `new_origins` are the old channels that the new ones split from: all from the background, as in
-    the paper, if not given. With nothing new the result is that of `distillation`.
+    `new_origins` are the old channels that the new ones split from, by default the background as in
+    the paper. Without new channels the result is that of `distillation`.
     """
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
@@ -129,12 +128,13 @@ def unbiased_distillation(
 
 
 def fold_new(logits: Tensor, new_origins: Sequence[int]) -> Tensor:
-    """Return the log-sum-exp of each old channel with its new ones, N,C,... to N,K,..."""
+    """Return the log-sum-exp of each old channel and its new ones, N,K,... from N,C,..."""
     num_old = logits.shape[1] - len(new_origins)
     folded, first = [], 0
     for origin in sorted(set(new_origins)):
-        parts = [num_old + i for i, one in enumerate(new_origins) if one == origin]
-        folded += [logits[:, first:origin], logits[:, [origin, *parts]].logsumexp(1, keepdim=True)]
+        children = [num_old + i for i, parent in enumerate(new_origins) if parent == origin]
+        group = logits[:, [origin, *children]].logsumexp(1, keepdim=True)
+        folded += [logits[:, first:origin], group]
         first = origin + 1
     return torch.cat([*folded, logits[:, first:num_old]], dim=1)
 
@@ -152,18 +152,18 @@ def binary_cross_entropy(
 ) -> Tensor:
     """Return the binary cross-entropy of one sigmoid per channel, summed over the channels.
 
-    A target that is none of the channels is negative for all of them.
+    A pixel whose target is none of the channels is negative for all of them.
 
     Args:
-        logits: of all channels or of some of them.
-        targets: as everywhere.
-        first: the target that means the first of these channels.
-        positive_weight: weight of the term of a pixel's own channel.
-        hidden: N,C, which of these channels may hide in the background of an image: their terms are
-            left out there, but for the background's own.
-        num_background: how many targets mean background, from 0 on.
-        num_pixels: as everywhere.
-        ignore_index: as everywhere.
+        logits: Of some or all channels.
+        targets: N,H,W.
+        first: The target of the first of these channels.
+        positive_weight: The weight of a pixel's own channel.
+        hidden: N,C, True for channels that may be hidden in the background of an image: their terms
+            are left out there, except the background's own.
+        num_background: The targets below this are background.
+        num_pixels: See the module.
+        ignore_index: See the module.
     """
     ignore_index = ignore_value(targets, ignore_index)
     logits = at_least_float32(logits)
@@ -205,15 +205,16 @@ def binary_mixed(
 ) -> Tensor:
     """Return the binary cross-entropy to the labels for new channels, to the teacher for old ones.
 
-    Background's target is the label's if `labeled_background` (LwF-MC's variant C), else the
+    The background's target is the label's if `labeled_background` (LwF-MC's variant C), else the
     teacher's (variant D). `hidden` is as in `binary_cross_entropy`, for the new channels.
     """
     ignore_index = ignore_value(targets, ignore_index)
     num_old = _num_old(logits, old_logits)
     logits = at_least_float32(logits)
-    taught = slice(1 if labeled_background else 0, num_old)
+    from_teacher = slice(1 if labeled_background else 0, num_old)
     channel_targets = _one_hot(targets, logits, 0)
-    channel_targets[:, taught] = at_least_float32(old_logits.detach()).sigmoid()[:, taught]
+    old_targets = at_least_float32(old_logits.detach()).sigmoid()
+    channel_targets[:, from_teacher] = old_targets[:, from_teacher]
     by_channel = F.binary_cross_entropy_with_logits(logits, channel_targets, reduction="none")
     if hidden is not None:
         left_out = hidden[:, num_old:, None, None] & (targets == 0).unsqueeze(1)
@@ -224,16 +225,13 @@ def binary_mixed(
 
 
 def upsample(logits: Tensor, size: tuple[int, int]) -> Tensor:
-    """Interpolate N,C,h,w logits bilinearly to a height and width.
-
-    Pixel centers are kept in place (`align_corners=False`).
-    """
+    """Return logits N,C,h,w upsampled bilinearly to a height and width (`align_corners=False`)."""
     logits = at_least_float32(logits)
     return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Return logits in a precision that is fine enough for a log-sum-exp: not half."""
+    """Return logits in float32 if they are in half precision, too coarse for a log-sum-exp."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
@@ -259,12 +257,12 @@ def _mean_negative(
 
 
 def _weigh(by_pixel: Tensor, weights: Tensor | None) -> Tensor:
-    """Return values N,H,W times the weights of the images, if there are any."""
+    """Return values N,H,W times the weights of the images, if given."""
     return by_pixel if weights is None else by_pixel * weights.to(by_pixel.dtype)[:, None, None]
 
 
 def _one_hot(targets: Tensor, logits: Tensor, first: int) -> Tensor:
-    """Return 1 in each pixel's target channel and 0 elsewhere, N,C,H,W; `first` is channel 0."""
+    """Return N,C,H,W: 1 in the channel of a pixel's target, else 0; channel 0 is `first`."""
     channel = targets.long() - first
     is_inside = (channel >= 0) & (channel < logits.shape[1])
     index, value = channel * is_inside, is_inside.to(logits.dtype)
@@ -277,10 +275,10 @@ def pixel_count(
     num_pixels: float | Tensor | None = None,
     ignore_index: int = IGNORE_INDEX,
 ) -> Tensor:
-    """Return what sums over pixels are divided by, of the logits' type and device: 1 for 0."""
+    """Return the divisor of sums over pixels, at least 1, of the logits' type and device."""
     ignore_index = ignore_value(targets, ignore_index)
     count = (targets != ignore_index).sum() if num_pixels is None else num_pixels
-    if not isinstance(count, Tensor):  # filled on the device: nothing is copied, nobody waits
+    if not isinstance(count, Tensor):  # filled on the device, as a copy would wait for it
         return logits.new_full((), count if count > 0 else 1)
     count = count.to(logits)
     return torch.where(count > 0, count, 1)

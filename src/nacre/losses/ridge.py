@@ -1,21 +1,21 @@
-"""A linear head in closed form: class-balanced ridge regression from sums that are kept.
+"""A linear head in closed form: class-balanced ridge regression from stored sums.
 
-Of each class, and of each step and folder that showed it, three things are kept: the number n of
-its pixels, the mean m of their features and their scatter M = sum (x - m) (x - m)^T. With class
-weights b_c ~ sqrt(n_c) that sum to 1, every pixel of c weighs f_c = b_c / n_c, and
+Three sums are stored for each class in each step and data folder: the number n of its pixels, the
+mean m of their features and their scatter M = sum (x - m) (x - m)^T. With class weights
+b_c ~ sqrt(n_c) that sum to 1, each pixel of c weighs f_c = b_c / n_c, and
 
-    mu = sum_r f_r n_r m_r                          (over the rows r that are kept)
+    mu = sum_r f_r n_r m_r                          (over the stored rows r)
     C = sum_r f_r (M_r + n_r (m_r - mu) (m_r - mu)^T),    s^2 = its diagonal
     R_c = sum_(r of c) f_r n_r (m_r - mu)
     V = (C / (s s^T) + ridge I)^-1 R / s            (float64, one Cholesky factorization)
     score_c(x) = V_c (x - mu) / s + b_c
 
-This is the ridge regression of the indicator of c on x and a constant that is not shrunk, with a
-ridge that is a share of the variance of each feature. So neither the order of the rows nor the
-scale of a feature matters, and rows may be dropped or added at any time. The scores of all channels
-sum to 1; a channel without a pixel scores 0, so it is never the greatest.
+This is the ridge regression of the indicator of c on x and a constant, which is not shrunk. The
+ridge is a share of the variance of each feature. So neither the order of the rows nor the scale of
+a feature matters, and rows can be dropped or added at any time. The scores of all channels sum to
+1. A channel without pixels has the score 0, so it is never the greatest.
 
-A matrix per class with weights at the solve is the form of AIR (arXiv 2408.10349).
+AIR (arXiv 2408.10349) has the same form: a matrix per class, with weights in the solution.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,16 +29,16 @@ from nacre.errors import NacreError
 
 @dataclass(frozen=True)
 class Sums:
-    """The sums over the pixels of each class in each step: one row each.
+    """The sums over the pixels of each class in each step and folder: one row each.
 
     Attributes:
-        step: R, the step that showed them.
-        folder: R, which of the step's data folders did.
-        channel: R, their class.
-        count: R, how many there are, float64.
-        mean: R,D, of their features, float64.
-        scatter: R,D(D+1)/2, the lower triangle of their scatter, float32: its rounding is relative
-            to the spread of the class, since the mean is taken out before.
+        step: R, the number of the step.
+        folder: R, the number of the data folder in the step.
+        channel: R, the class.
+        count: R, the number of pixels, float64.
+        mean: R,D, the mean of their features, float64.
+        scatter: R,D(D+1)/2, the lower triangle of their scatter, in float32: as the mean is
+            subtracted, rounding is relative to the spread of the class.
     """
 
     step: Tensor
@@ -49,22 +49,25 @@ class Sums:
     scatter: Tensor
 
     def __post_init__(self) -> None:
-        """Refuse tensors that do not belong together: they may come from a stranger's file."""
+        """Refuse tensors that do not match, as they may come from an untrusted file."""
         rows, features = self.mean.shape if self.mean.ndim == 2 else (-1, 0)
         shapes = {name: [rows] for name in ("step", "folder", "channel", "count")}
         shapes["scatter"] = [rows, features * (features + 1) // 2]
         for name, shape in shapes.items():
             if list(getattr(self, name).shape) != shape:
-                raise NacreError(f"the sums do not fit together: {name} is of another size")
-        whole, real = (self.step, self.folder, self.channel), (self.count, self.mean, self.scatter)
-        if any(one.is_floating_point() for one in whole) or not all(
-            one.is_floating_point() for one in real
+                raise NacreError(
+                    f"the sums do not match: {name} has the wrong size; a damaged file?"
+                )
+        numbers = (self.step, self.folder, self.channel)
+        values = (self.count, self.mean, self.scatter)
+        if any(x.is_floating_point() for x in numbers) or not all(
+            x.is_floating_point() for x in values
         ):
-            raise NacreError("the sums do not fit together: a column is of another type")
-        if any(min(one.tolist(), default=0) < 0 for one in whole):
-            raise NacreError("the sums name a step, a folder or a channel below 0")
+            raise NacreError("the sums do not match: a column has the wrong type; a damaged file?")
+        if any(min(x.tolist(), default=0) < 0 for x in numbers):
+            raise NacreError("a step, folder or channel of the sums is below 0; a damaged file?")
         if bool((self.count <= 0).any()):
-            raise NacreError("the sums have a row without a pixel")
+            raise NacreError("a row of the sums has no pixel; a damaged file?")
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -72,7 +75,7 @@ class Sums:
 
     @property
     def features(self) -> int:
-        """The number of features of a pixel."""
+        """The number of features, D."""
         return self.mean.shape[1]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -80,36 +83,36 @@ class Sums:
         return dict(self.__dict__)
 
     def keep(self, wanted: Tensor) -> "Sums":
-        """Return the rows for which a boolean is set."""
+        """Return the rows where `wanted` R is True."""
         return Sums(**{name: column[wanted] for name, column in self.tensors().items()})
 
 
 def join(parts: Iterable[Sums]) -> Sums:
-    """Return the rows of several sums, one after another."""
+    """Return the rows of several sums, concatenated."""
     columns = [part.tensors() for part in parts]
-    return Sums(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]})
+    return Sums(**{name: torch.cat([column[name] for column in columns]) for name in columns[0]})
 
 
 def from_products(step: int, products: Mapping[int, Tensor], folder: int = 0) -> Sums:
-    """Return the rows of a folder of a step from what `PixelSums` added up.
+    """Return the rows of a step and folder from the products of `PixelSums`.
 
     Raises:
-        NacreError: not a single pixel was counted.
+        NacreError: No pixel was counted.
     """
-    found = {c: one for c, one in sorted(products.items()) if float(one[-1, -1]) > 0}
-    if not found:
-        raise NacreError("no labeled pixel was found in the images of the step; look at the masks")
+    products = {c: value for c, value in sorted(products.items()) if float(value[-1, -1]) > 0}
+    if not products:
+        raise NacreError("the images of the step have no labeled pixel; check the masks")
     counts, means, scatters = [], [], []
-    for product in found.values():
+    for product in products.values():
         count, total = product[-1, -1], product[:-1, -1]
         counts.append(count)
         means.append(total / count)
         scatters.append(_pack(product[:-1, :-1] - total[:, None] * (total / count)))
     device = counts[0].device
     return Sums(
-        torch.full((len(found),), step, device=device),
-        torch.full((len(found),), folder, device=device),
-        torch.tensor(list(found), device=device),
+        torch.full((len(products),), step, device=device),
+        torch.full((len(products),), folder, device=device),
+        torch.tensor(list(products), device=device),
         torch.stack(counts),
         torch.stack(means),
         torch.stack(scatters),
@@ -118,7 +121,7 @@ def from_products(step: int, products: Mapping[int, Tensor], folder: int = 0) ->
 
 @dataclass(frozen=True)
 class LinearHead:
-    """Scores V (x - mean) / std + bias.
+    """A head with the scores V (x - mean) / std + bias.
 
     Attributes:
         mean: D.
@@ -135,9 +138,9 @@ class LinearHead:
 
 def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
     """Return the head of all channels, in float64."""
-    assert len(sums), "a head is solved from at least one row"
+    assert len(sums), "a head needs at least one row of sums"
     by_channel = sums.count.new_zeros(num_channels).index_add_(0, sums.channel, sums.count)
-    # The weights of the channels are the roots of their pixels, and sum to 1.
+    # The weights of the channels: square roots of their numbers of pixels, with sum 1.
     balance = by_channel.sqrt() / by_channel.sqrt().sum()
     pixel_weight = balance[sums.channel] / by_channel[sums.channel]
     row_weight = pixel_weight * sums.count
@@ -149,7 +152,7 @@ def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
         within.add_(scatter, alpha=weight)
     covariance += _unpack(within, sums.features)
     variance = covariance.diagonal()
-    # A feature that is constant on all pixels gets no weight.
+    # A constant feature gets the weight 0.
     varies = variance > 1e-12 * mean.square().clamp(min=1e-12)
     std = torch.where(varies, variance, 1.0).sqrt()
     covariance = covariance / (std[:, None] * std) * (varies[:, None] & varies)
@@ -158,7 +161,7 @@ def solve(sums: Sums, num_channels: int, ridge: float) -> LinearHead:
     right.index_add_(0, sums.channel, apart * row_weight[:, None])
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool(failed):
-        raise NacreError("the sums are of no data: their scatter is no covariance; a damaged file?")
+        raise NacreError("the scatter of the sums is no covariance matrix; a damaged file?")
     weight = torch.cholesky_solve((right / std * varies).T, factor).T
     return LinearHead(mean, std, weight, balance)
 

@@ -1,26 +1,25 @@
-"""Cross-entropy and distillation straight from low-resolution logits, by gradients in closed form.
+"""Cross-entropy and distillation from low-resolution logits, with gradients in closed form.
 
-`fused_losses` gives what upsampling to the size of the labels and then the functions of
-`nacre.losses.reference` give, in value and gradient, in a small part of the time and memory. It is
-the loss of most methods, so its gradients are derived here by hand. The channels fall into three
-groups: the background b, the other old channels, the new ones. Let L, L_Y and L_C be the
-log-sum-exps of all channels, of the old ones and b, of the new ones and b; q, q_Y and q_C the
-softmaxes over the same channels. Then, per pixel with label y,
+`fused_losses` equals upsampling to the size of the labels followed by the functions of
+`nacre.losses.reference`, in value and gradient, but takes a small part of the time and memory. As
+most methods use it, its gradients are derived by hand. The channels are three groups: the
+background b, the other old channels, the new ones. Let L, L_Y and L_C be the log-sum-exps of all
+channels, of the old ones and b, of the new ones and b; q, q_Y and q_C the softmaxes over the same
+channels. Then, per pixel with label y,
 
     CE            L - x[y]                                   gradient q - onehot(y)
     unbiased CE   if y is b: L - L_Y, else as CE             gradient q - q_Y, else as CE
     KD            L_Y - sum_Y p x                            gradient q_Y - p
     unbiased KD   L - sum_(Y without b) p x - p[b] L_C       gradient q - p (without b) - p[b] q_C
 
-A group's exponentials e are taken relative to the group's own greatest logit m, so that q, q_Y
-and q_C are e times exp(m - L), exp(m - L_Y) or exp(m - L_C): a gradient is e times one factor per
-pixel and group, less p or a one-hot vector, and nothing overflows or divides by 0.
-All of it is in bits: logits times log2(e), powers and logarithms of 2. The formulas are the same,
-and powers of 2 take a third of the time of powers of e with PyTorch on CPUs.
+The exponentials e of a group are relative to the group's greatest logit m, so that q, q_Y and q_C
+are e times exp(m - L), exp(m - L_Y) or exp(m - L_C). So a gradient is e times one factor per pixel
+and group, minus p or a one-hot vector, and nothing overflows or divides by 0. Everything is in
+bits: logits times log2(e), and powers and logarithms of 2, which take a third of the time on CPUs.
 
-Where the channels that b may be differ from image to image, or new ones split from other channels
-than b, autograd takes the place of the kernel, inside each strip. So it does on CUDA where nothing
-is unbiased: there torch's own softmax is a single pass.
+If the channels that b may be differ between images, or new channels split from other channels than
+b, autograd replaces the kernel inside each strip (`by_strips`); also on CUDA if no loss is
+unbiased, as torch's own softmax needs a single pass there.
 """
 
 from __future__ import annotations
@@ -65,35 +64,30 @@ def fused_losses(
 ) -> dict[str, Tensor]:
     """Return cross-entropy and distillation, plain or unbiased, eq. 2 to 7.
 
-    Arguments are as in `nacre.losses.reference`, but for
+    The other arguments are as in `nacre.losses.reference`.
 
     Args:
-        logits: the student's, N,C,h,w.
+        logits: The student's, N,C,h,w.
         targets: N,H,W.
-        old_logits: the teacher's, N,K,h,w (h and w may differ from the student's), for `kd`.
-        ce: which cross-entropy, if any.
-        kd: which distillation, if any.
-        num_old: channels that were there before the step; the teacher's K if not given.
+        old_logits: The teacher's, N,K,h,w (h and w may differ from the student's), for `kd`.
+        ce: The variant of the cross-entropy, or None.
+        kd: The variant of the distillation, or None.
+        num_old: The number of old channels; by default the teacher's K.
         may_be: N,C,C, for the unbiased cross-entropy; by default background may be any old class.
-        new_origins: for the unbiased distillation.
-        weights: of the images in the cross-entropy.
-        num_pixels: of the cross-entropy.
-        ignore_index: of the cross-entropy.
 
     Returns:
-        `ce` and `kd` as far as asked for, not weighted; each may be weighted and added at will,
-        but differentiated only once.
+        The losses `ce` and `kd`, not weighted. Their weighted sum can be differentiated once.
     """
     ignore_index = ignore_value(targets, ignore_index)
     knows_old = old_logits is not None or num_old is not None or may_be is not None
     assert ce != "unbiased" or knows_old, "the unbiased ce needs num_old or old_logits"
     assert may_be is None or ce == "unbiased", "may_be is for the unbiased ce"
-    assert ce or kd, "no loss was asked for"
+    assert ce or kd, "there is no loss to compute"
     assert kd is None or old_logits is not None, "a distillation needs old_logits"
     if old_logits is not None:
         assert num_old in (None, old_logits.shape[1]), (num_old, old_logits.shape)
         num_old = old_logits.shape[1]
-    num_old = max(1, num_old or 0)  # the kernel counts b among the old ones in step 0, too
+    num_old = max(1, num_old or 0)  # for the kernel b is an old channel in step 0, too
     assert num_old <= logits.shape[1], (num_old, logits.shape)
     logits = at_least_float32(logits)
     teacher = old_logits.detach().to(logits.dtype) if kd and old_logits is not None else None
@@ -122,30 +116,30 @@ def _reference_terms(
     new_origins: Sequence[int] | None,
     ignore_index: int,
 ) -> Callable[..., dict[str, Tensor]]:
-    """Return cross-entropy and distillation by the reference functions, as sums over pixels."""
+    """Return a function that computes the losses by the reference, as sums over pixels."""
     sums: Any = {"num_pixels": 1, "ignore_index": ignore_index}
 
     def terms(
         x: Tensor, z: Tensor | None, y: Tensor, weights: Tensor | None, may_be: Tensor | None
     ) -> dict[str, Tensor]:
-        found = {}
+        losses = {}
         if ce and may_be is not None:
-            found["ce"] = partial_cross_entropy(x, y, may_be, weights=weights, **sums)
+            losses["ce"] = partial_cross_entropy(x, y, may_be, weights=weights, **sums)
         elif ce == "unbiased":
-            found["ce"] = unbiased_cross_entropy(x, y, num_old, weights=weights, **sums)
+            losses["ce"] = unbiased_cross_entropy(x, y, num_old, weights=weights, **sums)
         elif ce:
-            found["ce"] = cross_entropy(x, y, weights=weights, **sums)
+            losses["ce"] = cross_entropy(x, y, weights=weights, **sums)
         if z is not None:
             unbiased = kd == "unbiased"
             mean = unbiased_distillation(x, z, new_origins) if unbiased else distillation(x, z)
-            found["kd"] = mean * z.numel()
-        return found
+            losses["kd"] = mean * z.numel()
+        return losses
 
     return terms
 
 
 class SoftmaxKernel:
-    """A `StripKernel`: cross-entropy, distillation or both, in bits."""
+    """A `StripKernel` for cross-entropy, distillation or both, in bits."""
 
     def __init__(
         self, ce: Variant | None, kd: Variant | None, num_old: int, ignore_index: int
@@ -161,7 +155,7 @@ class SoftmaxKernel:
         gradients: bool,
         *by_image: Tensor | None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Sum up the losses over a strip; gradients lie in x and in a buffer that is kept."""
+        """Return losses and gradients; the gradients are in x and in a buffer that is reused."""
         (weights,) = by_image
         if self._scratch is None:
             self._scratch = x.new_empty(0)
@@ -170,20 +164,20 @@ class SoftmaxKernel:
         minus_p = None if z is None else _minus_softmax2_(z)
         minus_p_times_x = None if minus_p is None else self._dot(x, minus_p, scratch)
         student = _Exponentials(x, self.num_old, gradients)
-        values, found = [], []
+        values, gradients_of_terms = [], []
         if self.ce:
             values.append(self._cross_entropy(student, label))
             if gradients:
                 room = scratch if self.kd else x
-                found.append(self._cross_entropy_gradient(student, label, room))
+                gradients_of_terms.append(self._cross_entropy_gradient(student, label, room))
         if minus_p is not None and minus_p_times_x is not None:
             values.append(self._distillation(student, minus_p[:, 0], minus_p_times_x))
             if gradients:
-                found.append(self._distillation_gradient(student, minus_p))
-        return values, found
+                gradients_of_terms.append(self._distillation_gradient(student, minus_p))
+        return values, gradients_of_terms
 
     def _dot(self, x: Tensor, minus_p: Tensor, scratch: Tensor) -> Tensor:
-        """Return the sum of -p x over the old channels, if unbiased without background."""
+        """Return the sum of -p x over the old channels, without b in the unbiased loss."""
         channels = slice(1 if self.kd == "unbiased" else 0, self.num_old)
         room = scratch[:, channels]
         return torch.mul(x[:, channels], minus_p[:, channels], out=room).sum(1)
@@ -212,7 +206,7 @@ class SoftmaxKernel:
         return (student.log_all + dot + minus_p_b * student.log_new).sum()
 
     def _distillation_gradient(self, student: _Exponentials, minus_p: Tensor) -> Tensor:
-        """Return the gradient in the place of the exponentials, which nobody needs any more."""
+        """Return the gradient, which overwrites the exponentials."""
         minus_p_b = minus_p[:, 0]
         if self.kd == "plain":
             b = student.factor(0, student.log_old) + minus_p_b
@@ -227,7 +221,7 @@ class SoftmaxKernel:
 
 
 class _Exponentials:
-    """A strip's exponentials by group (in the place of its logits) and their log-sum-exps."""
+    """The exponentials of a strip, which overwrite its logits, and their log-sum-exps."""
 
     def __init__(self, x: Tensor, num_old: int, gradients: bool) -> None:
         background = x[:, 0].clone()
@@ -240,11 +234,10 @@ class _Exponentials:
         self.log_new = torch.logaddexp2(background, log_new)
         self.log_all = torch.logaddexp2(self.log_old, log_new)
         if gradients:
-            # What makes each group's exponentials probabilities over all channels.
             self.factors_of_all = [self.factor(group, self.log_all) for group in range(3)]
 
     def factor(self, group: int, log_sum: Tensor) -> Tensor:
-        """Return what makes a group's exponentials (1 for b) probabilities over some channels."""
+        """Return the factor that turns a group's exponentials (1 for b) into probabilities."""
         return (self.peaks[group] - log_sum).exp2_()
 
     def multiply(
@@ -256,7 +249,7 @@ class _Exponentials:
         out: Tensor,
         add_to_old: Tensor | None = None,
     ) -> None:
-        """Multiply each group's exponentials by a factor per pixel (None: by 0), and add."""
+        """Multiply each group's exponentials by a factor per pixel (None: 0), and add a tensor."""
         out[:, 0] = b
         exponentials, into = self.exponentials[:, 1 : self.num_old], out[:, 1 : self.num_old]
         if add_to_old is None:
@@ -271,7 +264,7 @@ class _Exponentials:
 
 
 class _Label:
-    """A strip's labels as its logits see them; yes and no are 1 and 0."""
+    """The labels of a strip, with booleans as 1 and 0."""
 
     def __init__(
         self, x: Tensor, targets: Tensor, weights: Tensor | None, ignore_index: int
@@ -289,7 +282,7 @@ class _Label:
 
 
 def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn logits into powers of 2 over the greatest, in place; return that and the log-sum."""
+    """Replace logits by 2^(logit - greatest); return the greatest and the log-sum."""
     if group.shape[1] == 0:
         nothing = group.new_zeros(group.shape[0], group.shape[2])
         return nothing, nothing - torch.inf
@@ -299,6 +292,6 @@ def _exponentiate_(group: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _minus_softmax2_(logits: Tensor) -> Tensor:
-    """Turn logits in bits into minus their softmax over the channels, in place."""
+    """Replace logits in bits by minus their softmax over the channels."""
     logits.sub_(logits.amax(1, keepdim=True)).exp2_()
     return logits.div_(logits.sum(1, keepdim=True).neg_())

@@ -1,25 +1,25 @@
-"""Statistics that are kept of a class instead of its images, and distances to what they say (STAR).
+"""Feature statistics of classes, stored instead of their images, and the distances of STAR.
 
-A feature f of a pixel (the decoder's output, D numbers) is a direction u = f/|f| and a length |f|.
-Of the n pixels of a class are kept
+A feature f of a pixel (the decoder's output, D numbers) has a direction u = f/|f| and a length |f|.
+For the n pixels of a class the statistics are
 
     prototype m = (sum u) / |sum u|       noise[d] = sqrt(mean of (u[d] - m[d])^2)
     mean and standard deviation of |f|    n
 
-about 2 D + 3 numbers. They follow from sums that add up over batches and over processes
+about 2 D + 3 numbers. They follow from sums, which can be added over batches and processes
 (`feature_moments`), with mean (u - m)^2 = mean u^2 - 2 m mean u + m^2. Features of the class are
-drawn again as
+drawn as
 
     x = (m + noise * e) * (mean + deviation * e'),   e normal for each channel, e' for each vector
 
-and cut off at 0 where features come from a ReLU. Old features stay where the teacher has them, with
-a weight w of each pixel, and new classes c keep their distance to old prototypes m_k, v_c being the
+and clipped at 0 if features come from a ReLU. Two distances keep old features near the teacher's,
+with a weight w for each pixel, and new classes c away from old prototypes m_k, with v_c the
 direction of the sum of u over the pixels of c:
 
     masked_feature_distance   sum over the pixels of w (f - f_teacher)^2 / (D sum w)
-    prototype_contrast        mean over the new c of 1 / min over the old k of |v_c - m_k|
+    prototype_contrast        mean over new c of 1 / min over old k of |v_c - m_k|
 
-`nacre.methods.star` says what these are for.
+`nacre.methods.star` uses them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from torch import Tensor
 
 from nacre.losses.reference import at_least_float32
 
-_LEAST_LENGTH = 1e-9
+_MIN_LENGTH = 1e-9
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """The statistics of each class; see the module.
+    """The statistics of K classes, see the module.
 
     Attributes:
-        prototype: K,D, of length 1, or 0 for a class without pixels.
+        prototype: K,D, of length 1; 0 for a class without pixels.
         noise: K,D.
         length_mean: K.
         length_std: K.
-        count: K, pixels.
+        count: K, numbers of pixels.
     """
 
     prototype: Tensor
@@ -55,11 +55,10 @@ class FeatureStatistics:
 
 @torch.no_grad()
 def feature_moments(features: Tensor, targets: Tensor, first: int, num_classes: int) -> Tensor:
-    """Sum up the features N,D,h,w of each of K classes, whose targets count from `first`.
+    """Return sums K,3+2D over the pixels of each of K classes, of 1, |f|, |f|^2, u and u^2.
 
-    Targets N,h,w have the resolution of the features (`grid_targets`). Returned are K,3+2D sums
-    over the pixels of each class of 1, |f|, |f|^2, u and u^2, in float64 (float32 on devices
-    without). They may be added.
+    The first class has the target `first`. Targets N,h,w have the resolution of the features
+    N,D,h,w (`grid_targets`). The sums are in float64 (float32 on Metal) and can be added.
     """
     dtype = torch.float32 if features.device.type == "mps" else torch.float64
     f = features.detach().permute(0, 2, 3, 1).flatten(0, 2).to(dtype)
@@ -71,7 +70,7 @@ def feature_moments(features: Tensor, targets: Tensor, first: int, num_classes: 
 
 
 def feature_statistics(moments: Tensor) -> FeatureStatistics:
-    """Turn sums into what is kept, float32; a class without pixels gets 0 everywhere."""
+    """Return the statistics that follow from sums, in float32; all 0 for a class without pixels."""
     pixels, length, length_square = moments[:, :3].unbind(1)
     direction, direction_square = moments[:, 3:].chunk(2, 1)
     count = pixels.clamp(min=1)
@@ -92,16 +91,9 @@ def feature_statistics(moments: Tensor) -> FeatureStatistics:
 def draw_features(
     statistics: FeatureStatistics, counts: Tensor, *, non_negative: bool, total: int | None = None
 ) -> Tensor:
-    """Draw features of the classes, class by class.
+    """Return features P,D, class by class, `counts` K of each; none below 0 if `non_negative`.
 
-    Args:
-        statistics: of K classes.
-        counts: K, how many of each.
-        non_negative: whether the features come from a ReLU: then none is below 0.
-        total: the sum of the counts, where it is known: else a GPU is asked for it.
-
-    Returns:
-        P,D with P the sum of the counts.
+    Without `total`, the sum of the counts, a GPU would have to be waited for.
     """
     counts = counts.to(statistics.prototype.device)
 
@@ -117,13 +109,13 @@ def draw_features(
 
 
 def directions(x: Tensor) -> Tensor:
-    """Divide vectors ...,D by their lengths; one without length has no direction and stays 0."""
+    """Return vectors ...,D divided by their lengths; a vector of length 0 stays 0."""
     length = x.norm(dim=-1, keepdim=True)
-    return x / torch.where(length > _LEAST_LENGTH, length, 1)
+    return x / torch.where(length > _MIN_LENGTH, length, 1)
 
 
 def grid_targets(targets: Tensor, size: tuple[int, int], *, corner: bool = False) -> Tensor:
-    """Return targets N,H,W on a grid: of each cell the one in its middle or top left corner."""
+    """Return targets N,H,W on a grid: those in the middle or the top left corner of each cell."""
     rows, columns = (
         (2 * torch.arange(small, device=targets.device) + (not corner)) * large // (2 * small)
         for small, large in zip(size, targets.shape[1:], strict=True)
@@ -134,10 +126,10 @@ def grid_targets(targets: Tensor, size: tuple[int, int], *, corner: bool = False
 def masked_feature_distance(
     features: Tensor, old_features: Tensor, mask: Tensor, *, total: Tensor | None = None
 ) -> Tensor:
-    """Return the mean square distance of features to the teacher's, weighted by a mask N,h,w.
+    """Return the mean squared distance of features from the teacher's, weighted by a mask N,h,w.
 
-    `total` is what the weighted sum is divided by, instead of the sum of the weights. It is 0 if
-    all weights are.
+    The divisor is `total` instead of the sum of the mask, if given. The result is 0 for an empty
+    mask.
     """
     features = at_least_float32(features)
     distance = (features - old_features.detach().to(features.dtype)).square().mean(1)
@@ -145,21 +137,21 @@ def masked_feature_distance(
 
 
 def direction_sums(features: Tensor, targets: Tensor, first_new: int, num_new: int) -> Tensor:
-    """Return the sum of the directions of each new class's features, C,D; 0 for an absent class."""
+    """Return the sums of directions of each new class's features, C,D; 0 for an absent class."""
     f = at_least_float32(features).permute(0, 2, 3, 1).flatten(0, 2)
     classes = torch.arange(first_new, first_new + num_new, device=f.device)
     is_class = targets.flatten().long() == classes.unsqueeze(1)
-    # Autocast would take the product to half precision.
+    # Autocast would compute the product in half precision.
     with torch.autocast(f.device.type, enabled=False):
         return is_class.to(f.dtype) @ directions(f)
 
 
 def prototype_contrast(sums: Tensor, prototypes: Tensor) -> Tensor:
-    """Return how near new classes are to the nearest old prototypes.
+    """Return the mean of 1 / distance of new classes from the nearest old prototype.
 
     Args:
-        sums: C,D, as `direction_sums` gives them; they add up over batches and processes.
-        prototypes: K,D, of the old classes; 0 for one of which no pixel was seen, which is far.
+        sums: C,D, from `direction_sums`; sums of batches and processes can be added.
+        prototypes: K,D, of the old classes; a prototype of 0 (no pixels) is left out.
     """
     v = directions(sums)
     distances = (v.unsqueeze(1) - prototypes.to(v.dtype)).norm(dim=2)

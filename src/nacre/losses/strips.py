@@ -1,19 +1,18 @@
-"""Losses straight from low-resolution logits: strips of upsampled rows, and their transpose.
+"""Losses from low-resolution logits: strips of upsampled rows, and their transpose.
 
 Upsampling from h x w to H x W is linear and separable: with two small matrices A (H x h, for the
 rows) and B (W x w, for the columns) a channel x becomes A x B^T, and a gradient G of the upsampled
-channel becomes A^T G B. Neither needs the whole image: a strip of output rows touches only the few
-input rows where its part of A is not zero. So whatever is a sum over pixels is computed strip by
-strip, and full-resolution logits never exist.
+channel becomes A^T G B. A strip of output rows only needs the few input rows where its part of A is
+not zero. So a sum over pixels is computed strip by strip, and full-resolution logits never exist.
 
-`by_strips` does so for any readable loss, such as those of `nacre.losses.reference`: autograd
-differentiates it inside each strip, and only low-resolution gradients are kept, one for each term,
-which the backward pass scales and adds. A kernel with gradients derived by hand can take the place
-of autograd (`sum_strips`; there is one, in `nacre.losses.softmax`).
+`by_strips` does this for any loss, such as those of `nacre.losses.reference`: autograd
+differentiates it inside each strip, and only one low-resolution gradient is stored for each term,
+which the backward pass scales and adds. A kernel with gradients derived by hand can replace
+autograd (`sum_strips`); there is one, in `nacre.losses.softmax`.
 
 A strip is the same few rows of one or several images, laid out as lines of pixels, channels,
-columns (L,C,W) where the L lines are all images' first rows, then all images' second rows, and so
-on: sums over channels run along contiguous columns, which is the fastest order on CPUs, and the
+columns (L,C,W). The L lines are the first rows of all images, then their second rows, and so on.
+Sums over channels run along contiguous columns, which is the fastest order on CPUs, and the
 products with A are plain matrix products.
 """
 
@@ -30,11 +29,11 @@ from torch import Tensor
 
 from nacre.losses.reference import at_least_float32
 
-# On CPUs a strip and its few companions should stay in the cache.
+# A strip and a few tensors of its size should stay in the cache of a CPU core.
 _CPU_STRIP_BYTES = 3 << 19
-# On a GPU a strip should be large enough to keep it busy, and its companions together a few
-# hundredths of the memory. The total decides, not what is free at the moment: otherwise the order
-# of the sums, and so the last digits, would change from run to run.
+# On a GPU a strip should be large, but take only a few hundredths of the memory together with
+# tensors of its size. The total memory decides: with the free memory the order of the sums, and so
+# the last digits, would change from run to run.
 _GPU_MEMORY_SHARE = 128
 _DEVICE_STRIP_BYTES = 64 << 20
 
@@ -46,20 +45,20 @@ def by_strips(
     targets: Tensor,
     *by_image: Tensor | None,
 ) -> dict[str, Tensor]:
-    """Return the terms of a loss of upsampled logits, without upsampling all of them.
+    """Return the terms of a loss of upsampled logits, which are upsampled strip by strip.
 
     Args:
-        loss: Takes a part of the upsampled logits of student and teacher, of the targets and of
-            what is known by image, as images of one row. Returns terms that add up over such
-            parts: means over pixels divide by the number of pixels of the whole batch.
+        loss: A function of parts of the upsampled logits of student and teacher, of the targets
+            and of the values by image, all as images of one row. It returns terms whose sum over
+            the parts is the loss: means must divide by the number of pixels of the whole batch.
         logits: The student's, N,C,h,w.
-        old_logits: The teacher's, N,K,h,w, where the loss needs one (h and w may differ from the
-            student's); no gradient flows into them.
+        old_logits: The teacher's, N,K,h,w, or None (h and w may differ from the student's). They
+            get no gradient.
         targets: N,H,W.
-        by_image: N,... each, what is known by image, or None.
+        by_image: Values by image, N,... each, or None.
 
     Returns:
-        The terms by name; each may be weighted and added at will, but differentiated only once.
+        The terms by name. Their weighted sum can be differentiated once.
     """
     kernel = _Autograd(loss)
     logits = at_least_float32(logits)
@@ -70,7 +69,7 @@ def by_strips(
 
 
 class StripKernel(Protocol):
-    """The sums of one or several terms over a strip, and their gradients."""
+    """A function that sums one or several terms over a strip and computes their gradients."""
 
     def __call__(
         self,
@@ -80,19 +79,19 @@ class StripKernel(Protocol):
         gradients: bool,
         *by_image: Tensor | None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a scalar and, if gradients are wanted, a gradient L,C,W for each term.
+        """Return a scalar and, if `gradients` is set, a gradient L,C,W for each term.
 
         Args:
-            x: The student's logits L,C,W; may be overwritten.
-            z: The teacher's logits L,K,W if there are any; may be overwritten.
+            x: The student's logits L,C,W, which may be overwritten.
+            z: The teacher's logits L,K,W, or None, which may be overwritten.
             targets: L,W.
-            gradients: Whether gradients are wanted.
-            by_image: What is known by image, for each line.
+            gradients: Whether to compute gradients.
+            by_image: The values by image, L,... each, or None.
         """
 
 
 class _Autograd:
-    """A `StripKernel` that lets autograd differentiate a loss of images of one row."""
+    """A `StripKernel` that differentiates a loss by autograd."""
 
     def __init__(self, loss: Callable[..., dict[str, Tensor]]) -> None:
         self.loss = loss
@@ -112,11 +111,11 @@ class _Autograd:
             terms = self.loss(x, old, targets.unsqueeze(1), *by_image)
         self.names = tuple(terms)
         values = list(terms.values())
-        slopes = []
+        by_term = []
         for i, value in enumerate(values if gradients else []):
-            (slope,) = torch.autograd.grad(value, x, retain_graph=i + 1 < len(values))
-            slopes.append(slope.squeeze(2).contiguous())
-        return [value.detach() for value in values], slopes
+            (gradient,) = torch.autograd.grad(value, x, retain_graph=i + 1 < len(values))
+            by_term.append(gradient.squeeze(2).contiguous())
+        return [value.detach() for value in values], by_term
 
 
 def sum_strips(
@@ -128,19 +127,14 @@ def sum_strips(
 ) -> tuple[Tensor, ...]:
     """Return the sums of a kernel's terms over all pixels, which can be differentiated once.
 
-    Args:
-        kernel: What to compute of a strip.
-        logits: The student's, N,C,h,w, in float32 at least.
-        old_logits: The teacher's, N,K,h,w, of the same type, where the kernel needs them.
-        targets: N,H,W.
-        by_image: N,... each, what is known by image, or None.
+    The logits are in float32 at least and of one type; the other arguments are as in `by_strips`.
     """
     sums: tuple[Tensor, ...] = _StripSums.apply(kernel, logits, old_logits, targets, *by_image)  # type: ignore[no-untyped-call]
     return sums
 
 
 class _StripSums(torch.autograd.Function):
-    """Sums and gradients in one go; the backward pass only scales what the forward pass found."""
+    """Sums and gradients in one pass; the backward pass only scales the gradients."""
 
     @staticmethod
     def forward(
@@ -156,10 +150,10 @@ class _StripSums(torch.autograd.Function):
         teacher = None if old_logits is None else StripUpsampler(old_logits, size)
         totals: list[Tensor] = []
         gradients: list[StripGradient] = []
-        # Autocast would take the matrix products to half precision.
+        # Autocast would compute the matrix products in half precision.
         with torch.autocast(logits.device.type, enabled=False):
             for strip in student.strips():
-                values, slopes = kernel(
+                values, strip_gradients = kernel(
                     student.lines(strip),
                     None if teacher is None else teacher.lines(strip),
                     strip.lines(targets),
@@ -167,14 +161,14 @@ class _StripSums(torch.autograd.Function):
                     *[None if one is None else strip.repeat(one) for one in by_image],
                 )
                 totals = totals or [logits.new_zeros(()) for _ in values]
-                gradients = gradients or [StripGradient(student) for _ in slopes]
+                gradients = gradients or [StripGradient(student) for _ in strip_gradients]
                 for total, value in zip(totals, values, strict=True):
                     total.add_(value)
-                for gradient, slope in zip(gradients, slopes, strict=True):
-                    gradient.add(slope, strip)
-            found = [gradient.total() for gradient in gradients]
+                for gradient, part in zip(gradients, strip_gradients, strict=True):
+                    gradient.add(part, strip)
+            total_gradients = [gradient.total() for gradient in gradients]
         ctx.num_by_image = len(by_image)
-        ctx.save_for_backward(*found)
+        ctx.save_for_backward(*total_gradients)
         return tuple(totals)
 
     @staticmethod
@@ -202,18 +196,18 @@ class Strip:
         return targets[self.images, self.rows].transpose(0, 1).flatten(0, 1)
 
     def repeat(self, values: Tensor) -> Tensor:
-        """Return values N,... of the images for every row of the strip, L,..."""
+        """Return the values N,... of images for each line of the strip, L,..."""
         rows = self.rows.stop - self.rows.start
         return values[self.images].repeat(rows, *[1] * (values.ndim - 1))
 
     def put(self, lines: Tensor, targets: Tensor) -> None:
-        """Write lines L,W into their place in labels N,H,W."""
+        """Write lines L,W to their place in labels N,H,W."""
         place = targets[self.images, self.rows].transpose(0, 1)
         place.copy_(lines.view(place.shape))
 
 
 class StripUpsampler:
-    """Low-resolution maps that are upsampled one strip after the other."""
+    """Low-resolution maps that are upsampled strip by strip."""
 
     def __init__(
         self, maps: Tensor, size: tuple[int, int], inside: tuple[float, float] | None = None
@@ -222,8 +216,8 @@ class StripUpsampler:
 
         Args:
             maps: N,C,h,w, float32 or float64.
-            size: height and width to upsample to.
-            inside: how many rows and columns of the maps that size covers; all by default.
+            size: Height and width to upsample to.
+            inside: How many rows and columns of the maps that size covers; by default all.
         """
         self.maps = maps.permute(2, 0, 1, 3).contiguous()
         self.size = size
@@ -236,7 +230,7 @@ class StripUpsampler:
         self._wide_source: tuple[slice, slice] | None = None
 
     def strips(self) -> list[Strip]:
-        """Return strips of a good size for the device, together all rows of all images."""
+        """Return strips that cover all rows of all images, of a size that suits the device."""
         images, rows = self._images_and_rows()
         count = self.maps.shape[1]
         return [
@@ -246,7 +240,7 @@ class StripUpsampler:
         ]
 
     def lines(self, strip: Strip) -> Tensor:
-        """Return the upsampled maps of a strip, L,C,W; the next call overwrites them."""
+        """Return the upsampled maps of a strip, L,C,W, which the next call overwrites."""
         weights, sources = self.weights(strip)
         if self._wide_source != (strip.images, sources):
             self._widen(strip.images, sources)
@@ -256,12 +250,12 @@ class StripUpsampler:
         return self._strip
 
     def weights(self, strip: Strip) -> tuple[Tensor, slice]:
-        """Return the part of the row matrix that is not zero for a strip, and its input rows."""
+        """Return the nonzero part of the row matrix for a strip, and the input rows it needs."""
         sources = slice(self._lower[strip.rows.start], self._upper[strip.rows.stop - 1] + 1)
         return self.row_weights[strip.rows, sources], sources
 
     def _widen(self, images: slice, sources: slice) -> None:
-        """Upsample the columns of a few input rows; the next strips often need the same."""
+        """Upsample the columns of a few input rows, which the next strips often need again."""
         narrow = self.maps[sources, images]
         shape = (*narrow.shape[:3], self.size[1])
         if self._wide.shape != shape:
@@ -272,27 +266,26 @@ class StripUpsampler:
         self._wide_source = (images, sources)
 
     def _images_and_rows(self) -> tuple[int, int]:
-        """Return how many images and rows to put into a strip.
+        """Return the numbers of images and rows of a strip.
 
-        Rows between the same two input rows cost least, so that several images are better than
-        more rows than those; few images leave no choice.
+        Rows between the same two input rows share their columns' upsampling. So a strip has no more
+        rows than those, but several images, unless there are only few.
         """
         height, count, channels, _ = self.maps.shape
         line_bytes = channels * self.size[1] * self.maps.element_size()
-        # As many lines of output as fit the strip's bytes, at least one.
         lines = max(1, _strip_bytes(self.maps.device) // line_bytes)
         between_inputs = -(-self.size[0] // height)
         rows = min(lines, self.size[0], max(between_inputs, lines // count))
         return max(1, min(count, lines // rows)), rows
 
     def _spans(self, rows: int) -> list[slice]:
-        """Return all rows from top to bottom, cut where the input rows change if possible."""
+        """Return ranges of rows from top to bottom, cut where the input rows change if possible."""
         height = self.size[0]
         starts = [0] + [r for r in range(1, height) if self._lower[r] != self._lower[r - 1]]
         spans: list[slice] = []
         begin = 0
-        # Rows between `first` and `end` have the same input rows. A span takes in such groups until
-        # the next one does not fit; what is larger than a span by itself is cut evenly.
+        # Rows from `first` to `end` have the same input rows. A span gets such groups until the
+        # next one does not fit; a group that is larger than a span is cut evenly.
         for first, end in pairwise([*starts, height]):
             if end - begin > rows:
                 spans += _even_parts(begin, first, rows)
@@ -301,7 +294,7 @@ class StripUpsampler:
 
 
 class StripGradient:
-    """The transpose of a `StripUpsampler`: adds up gradients of strips at low resolution."""
+    """The transpose of a `StripUpsampler`: the sum of the strips' gradients at low resolution."""
 
     def __init__(self, upsampler: StripUpsampler) -> None:
         self._upsampler = upsampler
@@ -310,10 +303,10 @@ class StripGradient:
         self._wide_source: tuple[slice, slice] | None = None
 
     def add(self, gradient: Tensor, strip: Strip) -> None:
-        """Add what the gradient L,C,W of a strip means for the low resolution."""
+        """Add the gradient L,C,W of a strip."""
         weights, sources = self._upsampler.weights(strip)
         by_row = gradient.view(weights.shape[0], -1)
-        # Strips with the same input rows share one sum, so that the columns are done once for all.
+        # Strips with the same input rows are added before their columns are transposed.
         if self._wide_source == (strip.images, sources):
             self._wide.addmm_(weights.t(), by_row)
             return
@@ -325,13 +318,13 @@ class StripGradient:
         self._wide_source = (strip.images, sources)
 
     def total(self) -> Tensor:
-        """Return the sum of all, N,C,h,w."""
+        """Return the sum of all strips, N,C,h,w."""
         self._narrow()
         self._wide_source = None
         return self._total.permute(1, 2, 0, 3).contiguous()
 
     def _narrow(self) -> None:
-        """Transpose the columns' upsampling, once for all strips with the same input rows."""
+        """Apply the transpose of the columns' upsampling to the sum so far."""
         if self._wide_source is not None:
             images, sources = self._wide_source
             columns = self._upsampler.column_weights
@@ -340,9 +333,9 @@ class StripGradient:
 
 
 def first_channel(is_greatest: Tensor) -> Tensor:
-    """Return of lines L,C,W, 1 where a channel is the greatest and else 0, the first such channel.
+    """Return the first channel c that is 1 for each pixel of lines L,C,W of 0 and 1, in place.
 
-    It is found by values alone, in place: C - c where it is 1 is greatest at the first one.
+    It is the one with the greatest C - c, which `amax` finds much faster than `argmax`.
     """
     channels = is_greatest.shape[1]
     rank = torch.arange(channels, 0, -1, dtype=is_greatest.dtype, device=is_greatest.device)
@@ -350,31 +343,31 @@ def first_channel(is_greatest: Tensor) -> Tensor:
 
 
 def _strip_bytes(device: torch.device) -> int:
-    """Return how large a strip may be."""
+    """Return the size of a strip."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory // _GPU_MEMORY_SHARE
     return _CPU_STRIP_BYTES if device.type == "cpu" else _DEVICE_STRIP_BYTES
 
 
-def _even_parts(begin: int, end: int, most: int) -> list[slice]:
-    """Cut a range into as few parts as can be, none larger than allowed."""
-    parts = -(-(end - begin) // most)
+def _even_parts(begin: int, end: int, max_size: int) -> list[slice]:
+    """Cut a range into as few parts as possible, none larger than `max_size`."""
+    parts = -(-(end - begin) // max_size)
     cuts = [begin + (end - begin) * part // parts for part in range(parts)] + [end]
     return [slice(*cut) for cut in pairwise(cuts)]
 
 
 @lru_cache(maxsize=64)
-@torch.inference_mode(False)  # a matrix that was made in a test serves the next training too
+@torch.inference_mode(False)  # a cached matrix of a test is used in training, too
 def _interpolation(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, inside: float
 ) -> tuple[Tensor, list[int], list[int]]:
     """Return the matrix of linear interpolation, and the first and last input of each output.
 
-    The outputs cover the first `inside` of the inputs: the rest is padding.
+    The outputs cover the first `inside` of the inputs; the rest is padding.
 
-    Positions are rounded where PyTorch's own upsampling rounds them (the scale, then the result of
-    a fused multiply-add), so that the two agree to the last digits. The matrix is kept: to bring it
-    to a GPU would mean to wait for all that the GPU still has to do.
+    Positions are rounded as in PyTorch's own upsampling (the scale, then the result of a fused
+    multiply-add), so that the two agree to the last digits. The matrix is cached, because copying
+    it to a GPU waits for the GPU.
     """
     scale = (torch.tensor(inside, dtype=dtype) / outputs).double()
     position = scale * (torch.arange(outputs, dtype=torch.float64) + 0.5) - 0.5

@@ -209,7 +209,9 @@ class Star(SigmoidMethod):
         replay = self.replay
         norm = getattr(deeplab(step.network).decoder, "norm", None)
         non_negative = norm is not None and norm.activation == "relu"
-        drawn = draw_features(replay.statistics, replay.counts, non_negative=non_negative)
+        drawn = draw_features(
+            replay.statistics, replay.counts, total=replay.num_drawn, non_negative=non_negative
+        )
         new = slice(self.num_old, None)
         classifier = classifier_of(step.network)
         weight = classifier.weight(new)
