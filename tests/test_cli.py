@@ -328,7 +328,7 @@ def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     nacre("predict", birds, picture, "--out", tmp_path / "seen")
     assert list((tmp_path / "seen").iterdir())
     done = nacre("learn", tmp_path / "pets", "--start", pets, code=2)
-    assert "there is no new class in pets" in done.stderr
+    assert "pets has no new class" in done.stderr
     assert "is not of the form Katze=cat" in nacre("learn", "x", "--rename", "y", code=2).stderr
 
 

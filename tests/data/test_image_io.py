@@ -78,14 +78,14 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
 
 
 def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match=r"c\.jpg holds colors \(mode RGB\), not labels"):
+    with pytest.raises(NacreError, match=r"c\.jpg contains colors \(mode RGB\), not labels"):
         read_mask(save_image(tmp_path / "c.jpg"))
     gray = tmp_path / "gray.png"
     Image.fromarray(MASK).save(gray, "JPEG")
-    with pytest.raises(NacreError, match=r"gray\.png is a JPEG, which mixes the labels"):
+    with pytest.raises(NacreError, match=r"gray\.png is a JPEG, whose compression changes labels"):
         read_mask(gray)
     Image.fromarray(MASK).save(gray, exif=turned(3))
-    with pytest.raises(NacreError, match="has EXIF data that turn it"):
+    with pytest.raises(NacreError, match="has EXIF data that rotate it"):
         read_mask(gray)
 
 
@@ -99,7 +99,7 @@ def test_a_mask_that_is_gray_everywhere_may_be_saved_in_color(tmp_path: Path, mo
 def test_a_gray_mask_of_16_bits_saved_in_color_would_lose_its_labels(tmp_path: Path) -> None:
     rows = b"".join(b"\0" + b"\0\1" * 3 * 4 for _ in range(5))
     (tmp_path / "m.png").write_bytes(png(4, 5, 16, 2, rows))
-    with pytest.raises(NacreError, match="holds colors"):
+    with pytest.raises(NacreError, match="contains colors"):
         read_mask(tmp_path / "m.png")
 
 
@@ -137,7 +137,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
 
 def test_gray_of_32_bits_in_memory_is_refused_unless_its_range_is_that_of_16() -> None:
     for value in (200, -300):
-        with pytest.raises(NacreError, match=r"32 bits \(mode I\), whose range nobody knows"):
+        with pytest.raises(NacreError, match=r"32-bit pixels of unknown range \(mode I\)"):
             upright_rgb(Image.fromarray(np.full((8, 8), value, np.int32)))
     wide = upright_rgb(Image.fromarray(np.full((8, 8), 200 * 257, np.int32)))
     assert (np.asarray(wide) == 200).all()

@@ -53,7 +53,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes scan, however little there is."""
     monkeypatch.setattr(scanning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(scanning, "_FEW", 0)
+    monkeypatch.setattr(scanning, "_MIN_FOR_POOL", 0)
 
 
 def test_it_tells_labels_and_pixels_by_name(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_nowhere_to_keep_it_is_no_reason_to_stop(
         assert len(_build(pairs, root)) == 3
     finally:
         root.chmod(0o755)
-    assert "could not be kept" in caplog.text
+    assert "could not be stored" in caplog.text
 
 
 def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
@@ -189,13 +189,13 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert message.startswith("5 of 6 images cannot be used: the image")
     for said in ("a.jpg is missing", "b.png is missing", "12 x 5, its mask", "e.png is damaged"):
         assert said in message
-    assert "d.png holds the unknown label 7 in 24 pixels, the unknown label 9 in 24 " in message
+    assert "d.png contains the unknown label 7 in 24 pixels, the unknown label 9 in 24 " in message
     assert message.endswith("known labels: 0..2, 255, 300")
 
 
 def test_a_mended_class_table_needs_no_second_pass(tmp_path: Path, scanned: list[str]) -> None:
     pairs = make_pairs(tmp_path, {f"{i}": blocks(2, 2, [9]) for i in range(8)})
-    with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png holds .*; and 3 more; known"):
+    with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png contains .*; and 3 more; known"):
         _build(pairs, tmp_path)
     scanned.clear()
     index = _build(pairs, tmp_path, LabelSpace({9: "newt"}))
@@ -211,7 +211,7 @@ def test_processes_give_what_one_loop_gives(
     monkeypatch.setattr(scanning, "usable_cores", lambda: 1)
     alone = list(scan(pairs, lambda done, total: None))
     monkeypatch.setattr(scanning, "usable_cores", lambda: 2)
-    monkeypatch.setattr(scanning, "_FEW", 10)
+    monkeypatch.setattr(scanning, "_MIN_FOR_POOL", 10)
     seen: list[tuple[int, int]] = []
     together = list(scan(pairs, lambda *counts: seen.append(counts)))
     assert together == alone

@@ -68,7 +68,7 @@ def test_a_restart_and_several_processes_change_nothing(sampler):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"world_size": 3}, "4 images cannot be dealt evenly to 3 processes"),
+        ({"world_size": 3}, "4 images cannot be split evenly among 3 processes"),
         ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
     ],
 )

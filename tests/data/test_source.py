@@ -75,7 +75,7 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     assert [problem.kind for problem in val.problems] == ["unusable file"]
     assert not report.is_valid
     text = _text(report)
-    assert "p3.png holds the unknown label 44 in 48 pixels" in text
+    assert "p3.png contains the unknown label 44 in 48 pixels" in text
     assert "5 images cannot be used" in text
     assert json.loads(json.dumps(report.as_dict()))["splits"][1]["problems"][0]["image"] == "p5"
 
@@ -120,7 +120,7 @@ def test_damaged_files_and_pipes_are_found_by_data_and_plan(root: Path, kind: st
 def test_a_mask_drawn_on_the_stored_image_is_told_of(root: Path) -> None:
     save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(6))
     (text,) = _problems(root)
-    assert "EXIF data turn the image, and a mask must be drawn on the turned one" in text
+    assert "EXIF data rotate the image, and the mask must match the rotated image" in text
     save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(3))
     assert _problems(root) == []
     assert _check(root).splits[0].turned == 1

@@ -65,7 +65,7 @@ def test_colors_by_name_or_label(tmp_path: Path) -> None:
         ("classes: {1: cat}\ncolors: {cow: [1, 2, 3]}", "no class is named 'cow'"),
         ("classes: {1: cat}\ncolors: 3", "`colors` must be a mapping"),
         ('classes: {1: "a\\u001b[31m"}', "without control characters"),
-        (f"classes: {{1: {'x' * 1000}}}", "a text of at most 200 characters"),
+        (f"classes: {{1: {'x' * 1000}}}", "text of at most 200 characters"),
         ("classes: {1: cat}\ncolors: {true: [1, 2, 3]}", "`colors` names True"),
         ("classes: {1: cat}\ncolors: {2020-01-01: [1, 2, 3]}", "no class is named '2020-01-01'"),
         ("classes: {1: 2020-13-45}\nbackground: 10000000000000000000000", "`background` is 1000"),

@@ -373,11 +373,11 @@ def _all_for_training(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": "pets"}, "there is no new class in pets: the model knows pearl, starfish"),
+        ({"data": "pets"}, "pets has no new class: the model already knows pearl, starfish"),
         ({"classes": ["bird"]}, r"--classes bird: no data set names this class.*classes: crate"),
         ({"rename": {"Katze": "cat"}}, "--rename Katze=cat: no data set names a class 'Katze'"),
-        ({"rename": {"crate": "Pearl"}}, "is 'Pearl' the same class as 'pearl'"),
-        ({"rename": {"crate": "pearls"}}, "is 'pearls' the same class as 'pearl'"),
+        ({"rename": {"crate": "Pearl"}}, "'Pearl' resembles the class 'pearl'"),
+        ({"rename": {"crate": "pearls"}}, "'pearls' resembles the class 'pearl'"),
         ({"rename": {"crate": "background"}}, "cannot be renamed to 'background'"),
         ({"method": {"name": "joint"}}, "'joint' learns all classes at once"),
         ({"images": {"crop_size": 64}}, "images.crop_size: 64, but the start model was trained at"),
@@ -395,7 +395,7 @@ def test_a_close_name_can_be_said_to_be_new_or_the_same(pets, data, tmp_path):
     renamed = {"crate": "Pearl"}
     step = learning(data / "birds", tmp_path / "a", start=pets, rename=renamed, new=["Pearl"])
     assert step.data.new == ("Pearl",)
-    with pytest.raises(NacreError, match="there is no new class"):
+    with pytest.raises(NacreError, match="has no new class"):
         learning(data / "birds", tmp_path / "b", start=pets, rename={"crate": "pearl"})
 
 
@@ -434,7 +434,7 @@ def test_a_class_that_is_named_twice_is_one_sentence(pets, data, tmp_path, class
     with pytest.raises(NacreError, match=r"class '(pearl|crate)' is named twice"):
         learning(folder, tmp_path / "out", start=pets)
     both = write_folder(tmp_path / "both", ["crate", "coral"], world=WORLD)
-    with pytest.raises(NacreError, match="the class 'crate' is there twice after --rename"):
+    with pytest.raises(NacreError, match="--rename gives two classes the name 'crate'"):
         learning(both, tmp_path / "out", start=pets, rename={"coral": "crate"})
     assert not (tmp_path / "out").exists()
 

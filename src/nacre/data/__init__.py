@@ -1,7 +1,7 @@
-"""Data sets, their index, and the way from an image to a batch.
+"""Data sets, their index, image reading, augmentation and loading.
 
-A data set of another package is registered by the entry point group ``nacre.data`` (name =
-the data set's name, object = a `DataSet`).
+Another package registers a data set by an entry point in the group ``nacre.data``: its name is the
+name of the data set, its object a `DataSet`.
 """
 
 from collections.abc import Callable
@@ -31,16 +31,16 @@ class DataSet:
     """A data set.
 
     Attributes:
-        about: What it is, for people.
-        config: Its config.
+        about: Description for lists of data sets.
+        config: Class of its config.
         open: Makes the source from the config.
-        space: Its classes, where they are known without the data.
+        space: Its classes, if they are known without the files.
         tasks: Tasks with published class lists, by name.
-        examples: Tasks to show to people.
-        setups: Setups to show to people.
-        paper_epochs: Passes over the images of a step in the paper, where it used the data.
-        border: What the ignored label is in training unless a config says otherwise: the paper's
-            convention for what the paper used, not annotated elsewhere.
+        examples: Tasks that `nacre plan` and the docs show.
+        setups: Setups that they show.
+        paper_epochs: Epochs per step in the paper, if it used the data set.
+        border: Default of `labels.border`: the paper's convention for the paper's data sets,
+            ignored for others.
     """
 
     about: str
@@ -91,10 +91,10 @@ DATASETS: dict[str, DataSet] = {
 
 
 def find_dataset(name: str, where: str = "data set") -> DataSet:
-    """Return a data set by name; `where` says what names it, if that is unknown."""
+    """Return a data set by name; an error calls the place of an unknown name `where`."""
     return find_entry(DATASETS, name, "nacre.data", DataSet, "data set", where)
 
 
 def open_source(config: DataConfig) -> Source:
-    """Open the data set that a config describes."""
+    """Open the data set of a config."""
     return find_dataset(config.name).open(config)

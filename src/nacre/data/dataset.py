@@ -1,8 +1,8 @@
-"""From images of a step to batches of tensors: their order, their crops, the processes that load.
+"""Data sets and loaders of a step: the order of the images, their samples, and batches of tensors.
 
-The order of the images depends on (seed, epoch) and the augmentation of an image on (seed, epoch,
-image), so that neither worker processes nor the number of training processes nor a restart in the
-middle of an epoch changes what is learned from.
+The order of the images depends on (seed, epoch), the augmentation of an image on (seed, epoch,
+image). So neither the number of workers, nor the number of training processes, nor a restart in the
+middle of an epoch changes what is learned.
 """
 
 import multiprocessing
@@ -32,10 +32,10 @@ from nacre.labels.mapping import LabelMapping
 from nacre.utils.signals import block_signals, die_with_parent, ignore_stop_signals
 
 Sample = tuple[Tensor, Tensor, Tensor]
-"""An image (3,H,W), its targets (H,W) and the number of its data set; or a batch of them."""
+"""An image (3,H,W), its targets (H,W) and the number of its data set, or a batch of these."""
 
 EvalSample = tuple[Tensor, Tensor]
-"""An image and its targets, or a batch of them."""
+"""An image and its targets, or a batch of these."""
 
 T = TypeVar("T")
 
@@ -49,13 +49,13 @@ _DEATH_MESSAGES = ("DataLoader worker", "Pin memory thread")
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """Images of one data set, and how their labels become targets.
+    """Images of one data set, and the mapping from their labels to targets.
 
     Attributes:
-        source: Where they come from.
-        names: Which images.
-        mapping: How their labels become targets.
-        split: Where they lie: training images can be held out for tests.
+        source: The data set.
+        names: The names of the images.
+        mapping: The mapping.
+        split: The split of the images: training images can be held out for tests, too.
     """
 
     source: Source
@@ -72,17 +72,17 @@ class LabeledImages:
 
 
 class TrainDataset(Dataset[Sample]):
-    """The images of a step, augmented; indexed by (epoch, image), one data set after another.
+    """The augmented images of a step, one data set after another, indexed by (epoch, image).
 
     Args:
         folders: The images of each data set.
-        config: How images are cut.
-        seed: Of the augmentation.
+        config: Crop and augmentation.
+        seed: Seed of the augmentation.
     """
 
     def __init__(self, folders: Sequence[LabeledImages], config: ImagesConfig, seed: int) -> None:
         self.folders, self.config, self.seed = list(folders), config, seed
-        self._keys = [(i, name) for i, one in enumerate(folders) for name in one.names]
+        self._keys = [(i, name) for i, images in enumerate(folders) for name in images.names]
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -91,44 +91,39 @@ class TrainDataset(Dataset[Sample]):
         """Return an image and its targets in an epoch, and the number of its data set."""
         epoch, i = key
         number, name = self._keys[i]
-        one, view = self.folders[number], self.config.view_of(epoch)
+        images, view = self.folders[number], self.config.view_of(epoch)
         rng = np.random.default_rng([self.seed, view, zlib.crc32(name.encode())])
-        # What is beside the image is ignored, whatever the border's convention is.
-        pad, lookup = one.mapping.ignored, one.mapping.lookup
-        pixels, targets = train_sample(*one.read(name), self.config, rng, pad=pad, lookup=lookup)
+        # Padding is always ignored, whatever `labels.border` is.
+        pad, lookup = images.mapping.ignored, images.mapping.lookup
+        pixels, targets = train_sample(*images.read(name), self.config, rng, pad=pad, lookup=lookup)
         return torch.from_numpy(pixels), torch.from_numpy(targets), torch.tensor(number)
 
     @property
     def mappings(self) -> tuple[LabelMapping, ...]:
         """The mapping from labels to targets of each data set."""
-        return tuple(one.mapping for one in self.folders)
+        return tuple(images.mapping for images in self.folders)
 
 
 def split_off(dataset: TrainDataset, one_of: int) -> tuple[TrainDataset, TrainDataset]:
-    """Return a step's images without one of so many, and these; an image's name decides.
+    """Split a step's images in two: all but one of `one_of`, and the others, chosen by name.
 
-    A data set of which no image would be left keeps all.
+    A data set that would lose all of its images keeps them.
     """
-    kept, held = [], []
-    for one in dataset.folders:
-        chosen = {name for name in one.names if zlib.crc32(name.encode()) % one_of == 0}
-        if len(chosen) == len(one):
+    kept, held_out = [], []
+    for images in dataset.folders:
+        chosen = {name for name in images.names if zlib.crc32(name.encode()) % one_of == 0}
+        if len(chosen) == len(images):
             chosen = set()
-        kept.append(replace(one, names=[name for name in one.names if name not in chosen]))
-        held.append(replace(one, names=[name for name in one.names if name in chosen]))
+        kept.append(replace(images, names=[name for name in images.names if name not in chosen]))
+        held_out.append(replace(images, names=[name for name in images.names if name in chosen]))
     return (
         TrainDataset(kept, dataset.config, dataset.seed),
-        TrainDataset(held, dataset.config, dataset.seed),
+        TrainDataset(held_out, dataset.config, dataset.seed),
     )
 
 
 class EvalDataset(Dataset[EvalSample]):
-    """Images as a network is tested on them: the same square of each, not augmented.
-
-    Args:
-        images: The images.
-        config: How they are cut.
-    """
+    """Images for testing: not augmented, and cropped in the same way in every epoch."""
 
     def __init__(self, images: LabeledImages, config: ImagesConfig) -> None:
         self.images, self.config = images, config
@@ -142,32 +137,31 @@ class EvalDataset(Dataset[EvalSample]):
         return self.images.names
 
     def __getitem__(self, i: int) -> EvalSample:
-        one = self.images
-        pixels, labels = eval_sample(*one.read(one.names[i]), self.config)
-        return torch.from_numpy(pixels), torch.from_numpy(one.mapping.apply(labels))
+        images = self.images
+        pixels, labels = eval_sample(*images.read(images.names[i]), self.config)
+        return torch.from_numpy(pixels), torch.from_numpy(images.mapping.apply(labels))
 
 
 @dataclass(frozen=True)
 class StepSampler:
-    """The order of all images of a step over all its epochs, by the seed alone.
+    """The order of the images of a step over all epochs, decided by the seed alone.
 
-    Each epoch is a shuffle of all images, of which those that do not fill a batch are dropped. A
-    step that has fewer images than a batch goes on over the borders of epochs instead, so that
-    every batch is full; an image may then be in it twice, each time augmented in another way.
-    Where several data sets have shares of a batch, each goes through its own images in this way,
-    as often as its share asks for. A batch of the whole run is dealt to the training processes in
-    slices, their local batches, and each of these is cut into micro-batches that fit the device.
+    Each epoch shuffles all images and drops those that do not fill a batch. If a step has fewer
+    images than a batch, batches cross the borders of epochs instead; such a batch may contain an
+    image twice, augmented differently. If several data sets share the batches, each passes through
+    its own images in this way. The processes split each batch into local batches, and these into
+    micro-batches that fit the device.
 
     Attributes:
-        num_images: How many images the step has.
+        num_images: Number of images of the step.
         batch_size: Images per update, over all processes.
-        epochs: Passes over the images, where `total` does not say how many updates there are.
-        seed: Of the order.
-        rank: This process.
-        world_size: How many processes there are.
-        micro_batch: Images that a process holds at once.
-        total: Updates in all, instead of epochs.
-        shares: Images of each data set and its share of a batch, where batches are shared out.
+        epochs: Passes over the images, unless `total` is given.
+        seed: Seed of the order.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        micro_batch: Images of a micro-batch; by default a local batch.
+        total: Number of updates.
+        shares: If data sets share the batches, the number of images of each and its fraction.
     """
 
     num_images: int
@@ -183,7 +177,7 @@ class StepSampler:
     def __post_init__(self) -> None:
         if self.batch_size % self.world_size:
             raise NacreError(
-                f"train.batch_size: {self.batch_size} images cannot be dealt evenly to "
+                f"train.batch_size: {self.batch_size} images cannot be split evenly among "
                 f"{self.world_size} processes; choose a multiple"
             )
         if self.local_batch % self._micro:
@@ -195,17 +189,17 @@ class StepSampler:
 
     @property
     def local_batch(self) -> int:
-        """Images of a batch that this process gets."""
+        """Images per update in this process."""
         return self.batch_size // self.world_size
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that this process's share of a batch is cut into."""
+        """Micro-batches per update in this process."""
         return self.local_batch // self._micro
 
     @property
     def iterations(self) -> int:
-        """Updates in all."""
+        """The number of updates."""
         if self.total is not None:
             return self.total
         if self._drops_rest:
@@ -216,21 +210,21 @@ class StepSampler:
         return self.starting_at(0)
 
     def starting_at(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield lists of (epoch, image) from update ``start`` on, one per micro-batch."""
+        """Yield lists of (epoch, image) for each micro-batch, beginning with update ``start``."""
         for batch in self._batches(start):
             first = self.rank * self.local_batch
             for a in range(first, first + self.local_batch, self._micro):
                 yield batch[a : a + self._micro]
 
     def _batches(self, start: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the whole run's batches, of which every stream of images has its share."""
+        """Yield the batches of all processes; each stream of images fills its fraction of them."""
         streams = self._streams()
         for iteration in range(start, self.iterations):
             done = iteration * self.batch_size
             batch, total, before, after = [], 0.0, 0, 0
             for stream, offset, share in streams:
                 total += share
-                # Of the first n images of all batches, the streams so far have round(total n).
+                # The streams so far provide round(total * n) of the first n images.
                 reached = round(total * done), round(total * (done + self.batch_size))
                 pairs = (stream[i] for i in range(reached[0] - before, reached[1] - after))
                 batch += [(epoch, offset + image) for epoch, image in pairs]
@@ -241,16 +235,15 @@ class StepSampler:
             yield batch
 
     def _streams(self) -> list[tuple["_Stream", int, float]]:
-        """Return each stream of images, the number of its first one, and its share of a batch."""
+        """Return each stream of images, the number of its first image, and its fraction."""
         if self.shares is None:
-            # The rest of an epoch is dropped; images fewer than a batch go on over its border.
             used = self._per_epoch * self.batch_size if self._drops_rest else self.num_images
             return [(_Stream(used, self.num_images, self.seed), 0, 1.0)]
-        found, offset = [], 0
+        streams, offset = [], 0
         for number, (count, share) in enumerate(self.shares):
-            found.append((_Stream(count, count, self.seed, number), offset, share))
+            streams.append((_Stream(count, count, self.seed, number), offset, share))
             offset += count
-        return found
+        return streams
 
     @property
     def _drops_rest(self) -> bool:
@@ -266,14 +259,7 @@ class StepSampler:
 
 
 class _Stream:
-    """An endless shuffle: epoch after epoch all images once, each epoch in an order of its own.
-
-    Args:
-        used: Images of an epoch that are shown.
-        count: All images.
-        seed: Of the orders, which goes on with the epoch and `of`.
-        of: What the orders are of besides.
-    """
+    """An endless shuffle: each epoch visits `used` of `count` images in an order of its own."""
 
     def __init__(self, used: int, count: int, seed: int, *of: int) -> None:
         def order(epoch: int) -> np.ndarray:
@@ -290,8 +276,7 @@ class _Stream:
 def train_batches(
     dataset: Dataset[Sample], sampler: StepSampler, start: int, num_workers: int, pin: bool
 ) -> Iterator[list[Sample]]:
-    """Yield, for each update from ``start`` on, the micro-batches of this process."""
-    # The sampler is the whole order, so a restart goes on in the middle of an epoch.
+    """Yield the micro-batches of this process for each update, beginning with ``start``."""
     micro_batches = _load(dataset, sampler.starting_at(start), num_workers, pin)
     for _ in range(start, sampler.iterations):
         yield [next(micro_batches) for _ in range(sampler.micro_batches)]
@@ -305,24 +290,24 @@ def plain_batches(
     num_workers: int,
     pin: bool = False,
 ) -> Iterator[Sample]:
-    """Yield batches of a step's images, each image once over all processes and not augmented.
+    """Yield batches of a step's images as for testing: each image once over all processes.
 
-    Images are cut as they are tested. A batch is of one data set, whose last one may be short, and
-    whole batches are dealt to the processes: neither other data sets nor the number of processes
-    changes what a batch holds. Beside images and targets stands the number of the data set.
+    A batch contains one data set only, and processes receive whole batches: neither other data sets
+    nor the number of processes changes a batch. The third tensor is the number of the data set.
     """
     config, folders = dataset.config, dataset.folders
-    plain: ConcatDataset[EvalSample] = ConcatDataset([EvalDataset(one, config) for one in folders])
+    plain: ConcatDataset[EvalSample]
+    plain = ConcatDataset([EvalDataset(images, config) for images in folders])
     size = batch_size if config.eval_mode == "crop" else 1
     groups, first = [], 0
-    for number, one in enumerate(folders):
-        places = range(first, first + len(one))
-        groups += [(number, list(places[i : i + size])) for i in range(0, len(one), size)]
-        first += len(one)
+    for number, images in enumerate(folders):
+        keys = range(first, first + len(images))
+        groups += [(number, list(keys[i : i + size])) for i in range(0, len(keys), size)]
+        first += len(keys)
     groups = groups[rank::world_size]
-    batches = _load(plain, [places for _, places in groups], num_workers, pin)
-    for (number, _), (images, targets) in zip(groups, batches, strict=True):
-        yield images, targets, torch.tensor(number)
+    batches = _load(plain, [keys for _, keys in groups], num_workers, pin)
+    for (number, _), (pixels, targets) in zip(groups, batches, strict=True):
+        yield pixels, targets, torch.tensor(number)
 
 
 def eval_batches(
@@ -333,7 +318,7 @@ def eval_batches(
     num_workers: int,
     pin: bool = False,
 ) -> Iterator[EvalSample]:
-    """Yield batches of this process's test images: every image once over all processes."""
+    """Yield batches of the test images: each image once over all processes."""
     mine = range(rank, len(dataset), world_size)
     size = batch_size if dataset.config.eval_mode == "crop" else 1
     groups = [list(mine[i : i + size]) for i in range(0, len(mine), size)]

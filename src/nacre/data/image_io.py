@@ -1,13 +1,12 @@
-"""Reading one image or one mask from a file, with errors that name the file.
+"""Reading an image or a mask from a file, with errors that name the file.
 
-An image is opened lazily where that is possible (an upright RGB JPEG), so that whoever needs
-only a small version can have it decoded at a smaller scale. It is turned as the EXIF data say that
-stand before its pixels: that is the frame in which a mask is drawn. A mask is read as it is stored:
-the index of a palette, or the gray value, of 1 to 16 bits, and never a color; what is gray
-everywhere may be saved as RGB.
+An upright RGB JPEG is opened without decoding it, so that a caller can decode a smaller version.
+Images are rotated as their EXIF data specify (only data before the pixels count); masks must match
+the rotated image. A mask is read as stored: palette index or gray value of 1 to 16 bits. RGB masks
+are accepted if all of their pixels are gray.
 
-Only the formats that are meant are opened, whatever a file is called: Pillow knows some that start
-other programs. An image is refused by its size before any memory is taken for it.
+Only a few formats are opened, whatever the file's suffix: Pillow knows formats that start other
+programs. Images that are too large are refused before memory is allocated for them.
 """
 
 import contextlib
@@ -26,15 +25,15 @@ from nacre.errors import NacreError
 from nacre.utils.io import open_regular
 
 Pixels = npt.NDArray[np.uint8]
-"""An image: height x width x RGB, unless something else is said."""
+"""An image: height x width x RGB, unless stated otherwise."""
 
 Mask = npt.NDArray[np.unsignedinteger[Any]]
 """Label values, height x width, as uint8 or uint16."""
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF")
-MOST_PIXELS = 2**27
-"""The largest image that is opened."""
+MAX_PIXELS = 2**27
+"""The size of the largest image that is opened."""
 
 _MAX_BYTES = 1 << 30
 _JPEG_TAIL = 64
@@ -48,70 +47,68 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image upright, by its EXIF orientation."""
+"""The operation that makes an image upright, by EXIF orientation."""
 
 _SIDEWAYS = (5, 6, 7, 8)
 _BITS_16 = ("I;16", "I;16L", "I;16B", "I;16N")
-# Pillow stretches gray values of 2 and 4 bits to 0..255; a label is what is stored.
+# Pillow stretches gray values of 2 and 4 bits to 0..255; a label is the stored value.
 _STRETCH = {"L;2": 85, "L;4": 17}
 
 
 @contextlib.contextmanager
-def _naming(path: Path | str, kind: str) -> Iterator[None]:
-    """Turn whatever Pillow raises for a bad file into one sentence that names it."""
+def _naming(path: Path | str, what: str) -> Iterator[None]:
+    """Convert any error that Pillow raises for a bad file to one sentence that names the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what matters is an error here
+            warnings.simplefilter("ignore")  # relevant problems are errors
             yield
     except (NacreError, MemoryError):
         raise
     except FileNotFoundError as error:
-        raise NacreError(f"the {kind} {path} is missing") from error
+        raise NacreError(f"the {what} {path} is missing") from error
     except UnidentifiedImageError as error:
         raise NacreError(
-            f"the {kind} {path} is damaged or not an image ({', '.join(FORMATS)}; a TIFF of at "
+            f"the {what} {path} is damaged or not an image ({', '.join(FORMATS)}; a TIFF of at "
             "most four bands, in color of 8 bits each)"
         ) from error
     except Image.DecompressionBombError as error:
         raise NacreError(
-            f"the {kind} {path} is too large: at most {MOST_PIXELS:,} pixels"
+            f"the {what} {path} is too large: at most {MAX_PIXELS:,} pixels"
         ) from error
     except OSError as error:
-        # Only an error of the system has a number; Pillow's own mean a damaged file.
-        what = f"cannot be read: {error.strerror}" if error.errno else f"is damaged: {_line(error)}"
-        raise NacreError(f"the {kind} {path} {what}") from error
-    except Exception as error:  # damaged bytes end in errors of any type
-        raise NacreError(f"the {kind} {path} is damaged: {_line(error)}") from error
+        # Only errors of the system have a number; Pillow's own errors mean a damaged file.
+        reason = (
+            f"cannot be read: {error.strerror}" if error.errno else f"is damaged: {_line(error)}"
+        )
+        raise NacreError(f"the {what} {path} {reason}") from error
+    except Exception as error:  # damaged bytes raise errors of any type
+        raise NacreError(f"the {what} {path} is damaged: {_line(error)}") from error
 
 
 def _line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _open_whole(path: Path, kind: str) -> Image.Image:
-    """Open a file from memory: an image that is never decoded would leave its file open."""
+def _open_whole(path: Path, what: str) -> Image.Image:
+    """Read a file and open it from memory: an image that is not decoded keeps its file open."""
     with open_regular(path, _MAX_BYTES) as file:
-        return _open(io.BytesIO(file.read()), path, kind)
+        return _open(io.BytesIO(file.read()), path, what)
 
 
-def _open(file: BinaryIO, path: Path, kind: str) -> Image.Image:
-    """Open what is an image of a known format and not too large."""
+def _open(file: BinaryIO, path: Path, what: str) -> Image.Image:
+    """Open an image of a known format if it is not too large."""
     image = Image.open(file, formats=FORMATS)
-    if image.width * image.height > MOST_PIXELS:
+    if image.width * image.height > MAX_PIXELS:
         image.close()
         raise NacreError(
-            f"the {kind} {path} has {image.width} x {image.height} pixels, and {MOST_PIXELS:,} are "
-            "the most; cut it into parts"
+            f"the {what} {path} has {image.width} x {image.height} pixels; the limit is "
+            f"{MAX_PIXELS:,}; cut it into parts"
         )
     return image
 
 
 def open_image(path: Path) -> Image.Image:
-    """Open an image as upright RGB; a plain RGB JPEG is not decoded yet.
-
-    Args:
-        path: The file; its EXIF orientation is applied.
-    """
+    """Open an image as upright RGB; an upright RGB JPEG is not decoded yet."""
     with _naming(path, "image"):
         image = _open_whole(path, "image")
         if image.mode == "RGB" and image.format == "JPEG" and orientation(image) == 1:
@@ -122,13 +119,9 @@ def open_image(path: Path) -> Image.Image:
 
 
 def upright_rgb(image: Image.Image, what: str = "the image") -> Image.Image:
-    """Return an opened image as a network sees it: turned as its EXIF data say, 8-bit RGB.
+    """Return an image as upright 8-bit RGB; errors call it `what`.
 
-    Gray values of 16 bits are scaled, a palette is looked up, alpha is left out.
-
-    Args:
-        image: An image that Pillow opened or made.
-        what: It, for messages.
+    16-bit gray values are scaled, palettes are applied, alpha is dropped.
     """
     turn = TURNS.get(orientation(image))
     upright = image if turn is None else image.transpose(turn)
@@ -137,14 +130,14 @@ def upright_rgb(image: Image.Image, what: str = "the image") -> Image.Image:
         upright = Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8))
     if upright.mode in ("F", "I"):
         raise NacreError(
-            f"{what} has pixels of 32 bits (mode {upright.mode}), whose range nobody knows; "
-            "save it with 8 or 16 bits per channel"
+            f"{what} has 32-bit pixels of unknown range (mode {upright.mode}); save it with 8 or "
+            "16 bits per channel"
         )
     return upright.convert("RGB")
 
 
 def _has_16_bits(image: Image.Image) -> bool:
-    """Return whether gray values stored in 32 bits are certainly of 16: in a PNG, or by size."""
+    """Return whether gray values stored as 32 bits have 16: in a PNG, or by their range."""
     if image.format is not None:
         return image.format == "PNG"
     low, high = image.getextrema()
@@ -152,37 +145,33 @@ def _has_16_bits(image: Image.Image) -> bool:
 
 
 def orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation of an image that was not decoded yet, from 1 (upright) to 8.
+    """Return the EXIF orientation of an image that is not decoded yet, from 1 (upright) to 8.
 
-    Data behind the pixels do not count, and neither do data that cannot be understood.
+    Data after the pixels and invalid data are ignored.
     """
     may_turn = image.format != "JPEG" or "exif" in image.info or "xmp" in image.info
     if image.format == "TIFF" or not may_turn:
-        return 1  # Pillow turns a TIFF itself
+        return 1  # Pillow rotates a TIFF itself
     try:
-        # Not the image's own method: a PNG's would decode it to look behind the pixels.
-        found = Image.Image.getexif(image).get(_ORIENTATION, 1)
-    except Exception:  # as for all damaged bytes
+        # Not the image's own method: for a PNG it would decode the image to read data at the end.
+        value = Image.Image.getexif(image).get(_ORIENTATION, 1)
+    except Exception:  # damaged bytes raise errors of any type
         return 1
-    return int(found) if found in TURNS else 1
+    return int(value) if value in TURNS else 1
 
 
 def load(image: Image.Image) -> Image.Image:
-    """Decode a lazily opened image, naming its file if it is damaged."""
+    """Decode an opened image; an error names its file."""
     with _naming(getattr(image, "filename", "") or "in memory", "image"):
         image.load()
     return image
 
 
 def examine_image(path: Path, decode: bool = False) -> tuple[tuple[int, int], bool]:
-    """Check that an image file is whole, decoding it only where nothing else tells.
-
-    Args:
-        path: The file.
-        decode: Decode it in any case.
+    """Check that an image file is complete, decoding it only if requested or necessary.
 
     Returns:
-        Width and height of the upright image, and whether EXIF data turn it.
+        Width and height of the upright image, and whether EXIF data rotate it.
     """
     with _naming(path, "image"):
         with open_regular(path, _MAX_BYTES) as file:
@@ -196,50 +185,45 @@ def examine_image(path: Path, decode: bool = False) -> tuple[tuple[int, int], bo
 
 
 def _is_whole(image: Image.Image, file: BinaryIO) -> bool:
-    """Return whether an opened file ends as it should; False if that takes decoding it."""
+    """Return whether a file is known to be complete without decoding it."""
     if image.format == "PNG":
-        image.verify()  # Pillow might take the pixels from a file with a damaged chunk
+        image.verify()  # Pillow may decode a file with a damaged chunk
         return True
     if image.format in ("JPEG", "MPO"):
-        # The end mark cannot occur within the pixels; some programs write more behind it.
+        # The end mark cannot occur within the pixels; some programs write more after it.
         file.seek(max(0, file.seek(0, os.SEEK_END) - _JPEG_TAIL))
         return b"\xff\xd9" in file.read()
-    return image.format == "WEBP"  # which is not opened unless it is whole
+    return image.format == "WEBP"  # Pillow opens complete files only
 
 
 def read_mask(path: Path) -> Mask:
-    """Read the label values of a mask.
-
-    Returns:
-        The labels, height x width: uint8, or uint16 for a mask of 16 bits.
-    """
+    """Read the label values of a mask (H,W), as uint8 or, for a 16-bit mask, uint16."""
     with _naming(path, "mask"), _open_whole(path, "mask") as image:
         if image.format == "JPEG" and image.mode == "L":
             raise NacreError(
-                f"the mask {path} is a JPEG, which mixes the labels of neighbors; save the masks "
-                "as PNG from where they were drawn"
+                f"the mask {path} is a JPEG, whose compression changes labels; export the masks "
+                "as PNG from the annotation tool"
             )
         if orientation(image) != 1:
-            raise NacreError(f"the mask {path} has EXIF data that turn it; save it upright")
+            raise NacreError(f"the mask {path} has EXIF data that rotate it; save it upright")
         mode, is_exact = image.mode, image.format != "JPEG" and ";16" not in _stored_mode(image)
         labels = stored_labels(image)
         if labels is None and mode in ("LA", "RGB", "RGBA") and is_exact:
             colors = np.asarray(image)[..., : 1 if mode == "LA" else 3]
-            if (colors == colors[..., :1]).all():  # gray, as many programs save it
+            if (colors == colors[..., :1]).all():  # gray, as many programs save masks
                 labels = np.ascontiguousarray(colors[..., 0])
     if labels is None:
         raise NacreError(
-            f"the mask {path} holds colors (mode {mode}), not labels; a mask must be a palette or "
-            "gray PNG of at most 16 bits, which `nacre import --colors` makes of masks in colors"
+            f"the mask {path} contains colors (mode {mode}), not labels; a mask must be a palette "
+            "or gray PNG of at most 16 bits; `nacre import --colors` converts masks in colors"
         )
     return labels
 
 
 def stored_labels(image: Image.Image) -> Mask | None:
-    """Return the index of a palette or the gray value of each pixel; None for anything else.
+    """Return the palette index or gray value of each pixel; None if the image has neither.
 
-    Args:
-        image: An image that was opened and not decoded yet.
+    The image must not be decoded yet.
     """
     stored, mode = _stored_mode(image), image.mode
     labels = np.array(image)
@@ -253,7 +237,7 @@ def stored_labels(image: Image.Image) -> Mask | None:
 
 
 def count_labels(mask: Mask) -> dict[int, int]:
-    """Count the pixels of each label of a mask, in the order of the labels."""
+    """Count the pixels of each label of a mask, in ascending order of the labels."""
     if mask.dtype == np.uint8:
         counts = Image.fromarray(np.ascontiguousarray(mask)).histogram()
         return {label: count for label, count in enumerate(counts) if count}
@@ -262,7 +246,7 @@ def count_labels(mask: Mask) -> dict[int, int]:
 
 
 def _stored_mode(image: Image.Image) -> str:
-    """Return Pillow's name of how the pixels lie in the file; empty if it does not say."""
+    """Return Pillow's name of the pixel format in the file; empty if there is none."""
     tile = getattr(image, "tile", ())
     args = tile[0][3] if tile else ""
     return args if isinstance(args, str) else str(args[0]) if args else ""

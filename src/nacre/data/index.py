@@ -1,9 +1,9 @@
-"""The index: for each image, which labels its mask contains and in how many pixels.
+"""The index: for each image, the labels in its mask and their number of pixels.
 
-It is built by one pass over the files (`scan`) and kept in ``nacre-index/SPLIT.json`` beside the
-data with the size and time of change of every file, so that the next pass reads only what changed.
-Where the data are read-only, it is kept under the user's cache folder (``$XDG_CACHE_HOME/nacre`` or
-``~/.cache/nacre``), named by the data path.
+`scan` reads the files once. The result is stored in ``nacre-index/SPLIT.json`` in the data folder,
+with the size and modification time of every file, so that the next call reads only changed files.
+If the data are read-only, it is stored in the user's cache folder (``$XDG_CACHE_HOME/nacre`` or
+``~/.cache/nacre``).
 """
 
 import hashlib
@@ -30,33 +30,32 @@ from nacre.utils.system import usable_cores, user_cache
 FOLDER = "nacre-index"
 
 _VERSION = 2
-_SHOWN = 5
+_MAX_SHOWN = 5
+_MIN_FOR_POOL = 100
+"""Number of images below which starting processes takes longer than reading the images."""
+
+_MAX_CHUNK = 32
 _LOG = logging.getLogger(__name__)
 
 Label = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Number = Annotated[int, Field(ge=-(2**62), le=2**62)]
 LabelCounts = dict[Label, Count]
-"""Pixels of a mask by label, in ascending order."""
+"""Number of pixels by label, in ascending order of the labels."""
 
 FileSignature = tuple[Number, Number, Number, Number]
-"""Size and time of change (ns) of the image and of the mask."""
+"""Size and modification time (ns) of the image, and of the mask."""
 
-Kept = dict[str, tuple[FileSignature, LabelCounts]]
-"""What a pass found, by the mask's path below the data folder: the folder may be moved."""
+Stored = dict[str, tuple[FileSignature, LabelCounts]]
+"""The labels of each mask, by its path relative to the data folder: the folder may be moved."""
 
 ProblemKind = Literal[
     "missing image", "missing mask", "unusable file", "sizes differ", "unknown label"
 ]
 
-_FEW = 100
-"""Images that one process reads sooner than others have begun."""
-
-_LARGEST_CHUNK = 32
-
 
 class Pair(NamedTuple):
-    """An image's name, and where it and its mask lie or should lie."""
+    """The name of an image, and the paths of its file and its mask; the files may be missing."""
 
     name: str
     image: Path
@@ -65,7 +64,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with one image; ``text`` is a sentence without its full stop."""
+    """A problem with one image; ``text`` is a sentence without a full stop."""
 
     kind: ProblemKind
     name: str
@@ -73,7 +72,7 @@ class Problem:
 
 
 class Contents(NamedTuple):
-    """The pixels of a mask by label, and whether EXIF data turn its image."""
+    """The number of pixels of a mask by label, and whether EXIF data rotate its image."""
 
     pixels: dict[int, int]
     is_turned: bool = False
@@ -82,30 +81,31 @@ class Contents(NamedTuple):
 def scan(
     pairs: Sequence[Pair], progress: Progress, *, decode: bool = False
 ) -> Iterator[Contents | Problem]:
-    """Yield what each pair contains, or what is wrong with it, in the given order.
+    """Yield the contents or the problem of each pair, in the given order.
 
-    The files are read by all cores, unless they are few. Nothing is raised for a bad file, so that
-    a user learns of all of them at once.
+    All cores share the work unless there are few pairs. A bad file raises no error, so that a user
+    learns about all bad files at once.
 
     Args:
-        pairs: The files to read.
-        progress: Called with how far the pass has come.
-        decode: Decode every image, instead of only those that may be damaged.
+        pairs: Files to read.
+        progress: Called with the number of pairs done and in total.
+        decode: Decode all images, instead of only those that may be damaged.
     """
     examine = partial(_examine, decode=decode)
-    workers = usable_cores() if len(pairs) > _FEW else 1
+    workers = usable_cores() if len(pairs) > _MIN_FOR_POOL else 1
     pool = worker_pool(workers, "reads masks")
     with pool if workers > 1 else nullcontext() as processes:
-        # So small that all end together, so large that none waits for more.
-        size = min(_LARGEST_CHUNK, 1 + len(pairs) // (4 * workers))
-        mapped = processes.map(examine, pairs, chunksize=size) if processes else map(examine, pairs)
-        for i, result in enumerate(mapped, start=1):
+        # Small chunks let all workers end together; large ones save messages.
+        size = min(_MAX_CHUNK, 1 + len(pairs) // (4 * workers))
+        results = (
+            processes.map(examine, pairs, chunksize=size) if processes else map(examine, pairs)
+        )
+        for i, result in enumerate(results, start=1):
             yield result
             progress(i, len(pairs))
 
 
 def _examine(pair: Pair, decode: bool) -> Contents | Problem:
-    """Read one pair."""
     name, image, mask = pair
     try:
         labels = read_mask(mask)
@@ -121,74 +121,73 @@ def _examine(pair: Pair, decode: bool) -> Contents | Problem:
         return Contents(count_labels(labels), is_turned)
     text = f"the image {image} is {size[0]} x {size[1]}, its mask is {width} x {height}; "
     if is_turned and size == (height, width):
-        text += "EXIF data turn the image, and a mask must be drawn on the turned one"
+        text += "EXIF data rotate the image, and the mask must match the rotated image"
     else:
         text += "they must be equal"
     return Problem("sizes differ", name, text)
 
 
 def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: str) -> LabelIndex:
-    """Return the index of these masks, reading only those that changed since the last time.
+    """Return the index of a split, reading only the files that changed since the last call.
 
     Args:
-        pairs: Name, image and mask of every image, in the order of the names.
-        space: The meaning of the labels; any other label in a mask is an error.
-        root: The data folder, beside which the index is kept.
+        pairs: Image and mask of every image, in the order of the names.
+        space: The meaning of the labels.
+        root: The data folder, which stores the index.
         split: The name of the index in that folder.
 
     Raises:
-        NacreError: Files are missing or damaged, sizes differ, or a label is unknown; all of
-            that at once, with the first few named.
+        NacreError: Files are missing or damaged, sizes differ, or a label is unknown. The message
+            names the first few of all problems.
     """
     caches = [_load(path) for path in index_paths(root, split)]
-    # Taken before the files are read: a change meanwhile is noticed the next time.
+    # Taken before the files are read: the next call notices a change in the meantime.
     signatures = [_signature(pair) for pair in pairs]
     keys = [str(pair.mask).removeprefix(f"{root}{os.sep}") for pair in pairs]
-    found: list[LabelCounts | Problem | None] = [
-        _find(caches, *one) for one in zip(keys, signatures, strict=True)
-    ]
-    stale = [i for i, pixels in enumerate(found) if pixels is None]
-    if stale:
+    results = [_find(caches, *each) for each in zip(keys, signatures, strict=True)]
+    changed = [i for i, result in enumerate(results) if result is None]
+    if changed:
         with show_progress(f"index of {root.name} {split}") as bar:
-            results = scan([pairs[i] for i in stale], bar)
-            for i, result in zip(stale, results, strict=True):
-                found[i] = result.pixels if isinstance(result, Contents) else result
-    kept: Kept = {
-        key: (signature, pixels)
-        for key, signature, pixels in zip(keys, signatures, found, strict=True)
-        if signature is not None and isinstance(pixels, dict)
+            scanned = scan([pairs[i] for i in changed], bar)
+            for i, result in zip(changed, scanned, strict=True):
+                results[i] = result
+    complete = [result for result in results if result is not None]
+    stored: Stored = {
+        key: (signature, result.pixels)
+        for key, signature, result in zip(keys, signatures, complete, strict=True)
+        if signature is not None and isinstance(result, Contents)
     }
-    if kept not in caches:
-        _save(root, split, kept)
-    index, problems = index_of(pairs, found, space)
+    if stored not in caches:
+        _save(root, split, stored)
+    index, problems = make_index(pairs, complete, space)
     if problems:
         raise NacreError(_describe(problems, len(pairs), space))
     return index
 
 
-def index_of(
-    pairs: Sequence[Pair], found: Sequence[LabelCounts | Problem | None], space: LabelSpace
+def make_index(
+    pairs: Sequence[Pair], results: Sequence[Contents | Problem], space: LabelSpace
 ) -> tuple[LabelIndex, list[Problem]]:
-    """Return the index of what was read of sorted pairs, and all that is wrong with the others."""
+    """Return the index of the readable pairs, and all problems, unknown labels included."""
     names, counts, problems = [], [], []
-    for pair, one in zip(pairs, found, strict=True):
-        if isinstance(one, Problem):
-            problems.append(one)
-        elif one is not None:
-            names.append(pair.name)
-            counts.append(one)
-            unknown = sorted(one.keys() - space.allowed)
-            if unknown:
-                each = (f"the unknown label {label} in {one[label]} pixels" for label in unknown)
-                text = f"the mask {pair.mask} holds {', '.join(each)}"
-                problems.append(Problem("unknown label", pair.name, text))
+    for pair, result in zip(pairs, results, strict=True):
+        if isinstance(result, Problem):
+            problems.append(result)
+            continue
+        names.append(pair.name)
+        counts.append(result.pixels)
+        unknown = sorted(result.pixels.keys() - space.allowed)
+        if unknown:
+            each = (f"the unknown label {x} in {result.pixels[x]} pixels" for x in unknown)
+            text = f"the mask {pair.mask} contains {', '.join(each)}"
+            problems.append(Problem("unknown label", pair.name, text))
     return LabelIndex(tuple(names), tuple(counts)), problems
 
 
 def _describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     """Return one sentence with the number of problems and the first few of them."""
-    first = "; ".join(problem.text for problem in problems[:_SHOWN])
-    more = len(problems) - _SHOWN
+    first = "; ".join(problem.text for problem in problems[:_MAX_SHOWN])
+    more = len(problems) - _MAX_SHOWN
     rest = f"; and {more} more" if more > 0 else ""
     allowed = ""
     if any(problem.kind == "unknown label" for problem in problems):
@@ -197,7 +196,7 @@ def _describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str
 
 
 def images_by_label(index: LabelIndex) -> Counter[int]:
-    """Count the images that contain each label; a label that is missing is in none."""
+    """Count the images that contain each label."""
     return Counter(label for labels in index.labels for label in labels)
 
 
@@ -211,15 +210,15 @@ def pixels_by_label(index: LabelIndex) -> Counter[int]:
 
 class _Cache(BaseModel):
     version: Literal[2]
-    masks: Kept
+    masks: Stored
 
 
 def index_paths(root: Path, split: str) -> list[Path]:
-    """Return where the index may be: beside the data, and in the user's cache folder."""
+    """Return the possible paths of the index: in the data folder, and in the user's cache."""
     root = root.resolve()
     paths = [root / FOLDER / f"{split}.json"]
     if paths[0].parent.is_symlink():
-        paths = []  # what it points to is not ours to write
+        paths = []  # do not write to the target of a link
     cache = user_cache()
     if cache is not None:
         digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
@@ -227,17 +226,17 @@ def index_paths(root: Path, split: str) -> list[Path]:
     return paths
 
 
-def _load(path: Path) -> Kept:
-    """Read what an earlier pass found; nothing from a file that cannot be used."""
+def _load(path: Path) -> Stored:
+    """Read a stored index; return an empty one if the file is missing or damaged."""
     try:
         return _Cache.model_validate_json(path.read_bytes()).masks
-    except (OSError, ValueError):  # of which pydantic's and the decoder's errors are kinds
+    except (OSError, ValueError):  # pydantic's and the decoder's errors are ValueErrors
         return {}
 
 
-def _save(root: Path, split: str, kept: Kept) -> None:
-    """Save what was found in the first place that can be written."""
-    text = json.dumps({"version": _VERSION, "masks": kept}, separators=(",", ":"))
+def _save(root: Path, split: str, stored: Stored) -> None:
+    """Save an index to the first path that can be written."""
+    text = json.dumps({"version": _VERSION, "masks": stored}, separators=(",", ":"))
     for path in index_paths(root, split):
         if path.is_relative_to(root.resolve()) and not _is_writable(root):
             continue
@@ -245,14 +244,16 @@ def _save(root: Path, split: str, kept: Kept) -> None:
             save_text(path, text)
             return
         except (NacreError, OSError) as error:
-            _LOG.info("the index is not kept at %s: %s", path, error)
-    _LOG.warning("the index of %s %s could not be kept; it is built again each time", root, split)
+            _LOG.info("the index is not stored at %s: %s", path, error)
+    _LOG.warning("the index of %s %s could not be stored; it is built again each time", root, split)
 
 
-def _find(caches: Sequence[Kept], key: str, signature: FileSignature | None) -> LabelCounts | None:
-    """Return what is known of a mask, if neither it nor its image has changed since."""
-    found = (cache.get(key) for cache in caches)
-    return next((one[1] for one in found if one is not None and one[0] == signature), None)
+def _find(
+    caches: Sequence[Stored], key: str, signature: FileSignature | None
+) -> Contents | Problem | None:
+    """Return the stored labels of a mask if neither it nor its image has changed."""
+    entries = (cache.get(key) for cache in caches)
+    return next((Contents(entry[1]) for entry in entries if entry and entry[0] == signature), None)
 
 
 def _signature(pair: Pair) -> FileSignature | None:
@@ -265,5 +266,5 @@ def _signature(pair: Pair) -> FileSignature | None:
 
 
 def _is_writable(folder: Path) -> bool:
-    """Return whether a folder has write permission, even for a user who may ignore it."""
+    """Return whether a folder has write permission, even if the user is root."""
     return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)

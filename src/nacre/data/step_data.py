@@ -1,15 +1,15 @@
-"""The data of steps: their images, and how labels become targets.
+"""The data of steps: images, and the mappings from their labels to targets.
 
-`ScenarioData` is a data set dealt to the steps of a scenario. `LearnData` is the data of one step
-for a model that exists. A data set labels the classes that its `classes.yaml` names and its masks
-hold. Those that the model does not know are *new*; those it knows are simply labeled again; the
-rest of what the model knows, and what another data set of the same step teaches, is *hidden* in
-this one's background.
+`ScenarioData` is a data set split into the steps of a scenario. `LearnData` is the data of one step
+of `nacre learn`. A data set labels the classes that its `classes.yaml` names and its masks contain.
+Classes that the model does not know are *new*. Known classes are labeled again. All other classes
+of the model, and those that only another data set of the step labels, are *hidden*: its background
+may contain them.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,23 +34,23 @@ from nacre.scenarios.scenario import (
 )
 
 MEMORY_SHARE = 0.5
-"""Fraction of each batch that kept images take."""
+"""Fraction of each batch that exemplars fill."""
 
-CLOSE = 0.85
-"""How alike two class names are that may be one: the share of equal letters, cases aside."""
+MIN_SIMILARITY = 0.85
+"""Similarity from which two class names may mean the same: the fraction of equal letters."""
 
 
 @dataclass(frozen=True)
 class ScenarioData:
-    """A data set under a scenario.
+    """A data set split into the steps of a scenario.
 
     Attributes:
-        source: Where images come from.
-        scenario: Its classes and steps, merged into one for joint training.
-        config: How images are cut.
-        policy: How labels are seen.
-        seed: Of the augmentation.
-        memory: How many images are kept for later steps.
+        source: The data set.
+        scenario: Its classes and steps; one step for joint training.
+        config: Crop and augmentation.
+        policy: The rules for labels.
+        seed: Seed of the augmentation and of the exemplars.
+        memory: Number of exemplars.
     """
 
     source: Source
@@ -83,13 +83,13 @@ class ScenarioData:
         return len(self.scenario.classes.steps)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learned from and tested on what, for a run to notice when it changes."""
+        """Return the classes and digests of the image lists of all steps, to detect changes."""
         classes, names = self.scenario.classes, self.train_index.names
         return {
             "background": classes.space.background,
             "steps": [
                 {
-                    "classes": {str(one): classes.space.names[one] for one in classes.new(step)},
+                    "classes": {str(x): classes.space.names[x] for x in classes.new(step)},
                     **_image_list([names[i] for i in images]),
                 }
                 for step, images in enumerate(self.image_lists)
@@ -98,26 +98,26 @@ class ScenarioData:
         }
 
     def check_tests(self, num_steps: int) -> None:
-        """Refuse data without a test image for one of the first steps: no figures without."""
+        """Refuse data without a test image for one of the first `num_steps` steps."""
         for step in range(num_steps):
             if not len(self.eval_dataset(step)):
                 raise NacreError(
-                    f"scenario {self.scenario.name!r}: no test image holds a class that is known "
-                    f"after step {step} ({len(self.val_index)} test images searched)"
+                    f"scenario {self.scenario.name!r}: no test image contains a class of the "
+                    f"first {step + 1} steps ({len(self.val_index)} test images searched)"
                 )
 
     @cached_property
     def memories(self) -> list[Memory]:
-        """The images of earlier steps that each step learns from besides its own."""
+        """The exemplars of earlier steps that each step learns from."""
         if not self.memory:
             return [{}] * self.num_steps
         classes, index = self.scenario.classes, self.train_index
         return keep_exemplars(classes, index, self.image_lists, self.memory, seed=self.seed)
 
     def train_dataset(self, step: int) -> TrainDataset:
-        """Return the images a step learns from: its own, then those kept, by where they are from.
+        """Return the images of a step, then its exemplars by step, each as a data set.
 
-        A kept image has the labels of the step it came from and no others.
+        An exemplar has the labels of the step that it came from and no others.
         """
         own = [self.train_index.names[i] for i in self.image_lists[step]]
         classes, policy = self.scenario.classes, self.policy
@@ -128,7 +128,7 @@ class ScenarioData:
         return TrainDataset(folders, self.config, self.seed)
 
     def batch_shares(self, step: int) -> tuple[tuple[int, float], ...] | None:
-        """Return images and share of a batch of each of these folders; None with one."""
+        """Return the number of images and the fraction of each data set; None for one."""
         memory = self.memories[step]
         if not memory:
             return None
@@ -137,7 +137,7 @@ class ScenarioData:
         return (len(self.image_lists[step]), 1 - MEMORY_SHARE), *shares
 
     def eval_dataset(self, step: int) -> EvalDataset:
-        """Return the images that the network is tested on after a step."""
+        """Return the test images after a step."""
         positions = images_to_test(self.scenario.classes, step, self.val_index)
         names = [self.val_index.names[i] for i in positions]
         mapping = self.scenario.classes.testing_mapping(step, self.policy)
@@ -146,13 +146,13 @@ class ScenarioData:
 
 @dataclass(frozen=True)
 class LabeledSet:
-    """A data set as a step sees it, its classes under the names that the model uses.
+    """A data set of a step, its classes renamed as in the model.
 
     Attributes:
-        name: For people: its folder's name.
-        source: Its images and masks.
-        renamed: The model's name of a class for its own.
-        is_whole: Whether training images are tested, too, if it is given for testing.
+        name: The name of its folder, for messages.
+        source: The data set.
+        renamed: The model's name of a class, by its name in the data set.
+        is_whole: True if a test also uses its training images.
     """
 
     name: str
@@ -186,39 +186,38 @@ class LabeledSet:
 
     @cached_property
     def labeled(self) -> tuple[str, ...]:
-        """The classes that it labels: those it names and holds at least a pixel of."""
-        held = images_by_label(self.train_index) + images_by_label(self.val_index)
-        return tuple(name for label, name in self.names.items() if held[label])
+        """The classes that it names and that have a pixel."""
+        images = images_by_label(self.train_index) + images_by_label(self.val_index)
+        return tuple(name for label, name in self.names.items() if images[label])
 
     @property
     def unlabeled(self) -> tuple[str, ...]:
-        """Classes that it names and holds no pixel of: they may well stand in its background."""
+        """The classes that it names but that have no pixel; its background may contain them."""
         return tuple(name for name in self.names.values() if name not in self.labeled)
 
     @property
     def labels(self) -> dict[int, str]:
-        """The model's name of each class that it labels, by label."""
+        """The model's name of each labeled class, by label."""
         return {label: name for label, name in self.names.items() if name in self.labeled}
 
     def testing_mapping(self, channels: Channels, policy: LabelPolicy) -> LabelMapping:
-        """Return how its labels are seen where a model of these channels is tested on it."""
+        """Return the mapping of its labels for testing a model with these channels."""
         return mapping_for_tests(channels, self.space, policy, self.labels)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learned and tested from what, to notice when it changes."""
-        found: dict[str, Any] = {
+        """Return its classes and digests of its images and labels, to detect changes."""
+        fingerprint: dict[str, Any] = {
             "name": self.name,
             "classes": {str(label): name for label, name in self.names.items()},
         }
         for split in SPLITS:
             index = self.index(split)
             pairs = zip(index.names, index.pixel_counts, strict=True)
-            found[split] = {
+            fingerprint[split] = {
                 **_image_list(index.names),
-                # Of what the masks contain, to notice masks that were changed.
                 "labels": digest([f"{name} {sorted(pixels.items())}" for name, pixels in pairs]),
             }
-        return found
+        return fingerprint
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,7 @@ class ComparedSplit:
         set: The data set.
         split: The split.
         is_test: True if IoU is measured on it.
-        is_new: True if it is the step's own, on which agreement is measured.
+        is_new: True if it belongs to the step; agreement is measured on it.
     """
 
     set: LabeledSet
@@ -239,14 +238,14 @@ class ComparedSplit:
 
 
 def _image_list(names: Sequence[str]) -> dict[str, Any]:
-    """Return what is enough to notice that a list of images changed."""
+    """Return the number and a digest of images."""
     return {"images": len(names), "sha256": digest(names)}
 
 
 def rename_classes(
     sets: Sequence[tuple[str, Source]], renames: Mapping[str, str]
 ) -> list[LabeledSet]:
-    """Give the classes of data sets the model's names; refuse a rename that changes nothing."""
+    """Return the data sets with the model's class names; refuse a rename without effect."""
     named = {name for _, source in sets for name in source.space.names.values()}
     for old, new in renames.items():
         if old not in named:
@@ -254,15 +253,15 @@ def rename_classes(
                 f"--rename {old}={new}: no data set names a class {old!r}"
                 f"{did_you_mean(old, named)}; classes: {', '.join(sorted(named))}"
             )
-    found = [LabeledSet(name, source, renames) for name, source in sets]
-    for one in found:
-        names = list(one.names.values())
+    renamed = [LabeledSet(name, source, renames) for name, source in sets]
+    for dataset in renamed:
+        names = list(dataset.names.values())
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise NacreError(f"{one.name}: the class {twice[0]!r} is there twice after --rename")
+            raise NacreError(f"{dataset.name}: --rename gives two classes the name {twice[0]!r}")
         if BACKGROUND in names:
-            raise NacreError(f"{one.name}: a class cannot be renamed to {BACKGROUND!r}")
-    return found
+            raise NacreError(f"{dataset.name}: a class cannot be renamed to {BACKGROUND!r}")
+    return renamed
 
 
 def choose_new_classes(
@@ -275,17 +274,18 @@ def choose_new_classes(
 
     Args:
         sets: The step's data.
-        known: What the model knows, background included.
-        chosen: Take only these of the data's classes; all of them if there are none.
-        new: Names that are new although they look like known ones.
+        known: Class names of the model, the background included.
+        chosen: Take only these of the data's classes; all of them if empty.
+        new: Names that are new although they resemble known ones.
 
     Raises:
-        NacreError: nothing is new, a chosen class is not there, or a name is close to another.
+        NacreError: No class is new, a chosen class does not exist, or a name resembles another.
     """
-    named = list(dict.fromkeys(name for one in sets for name in one.names.values()))
-    labeled = {name for one in sets for name in one.labeled}
-    for option, wanted in (("--classes", chosen), ("--new", new)):
-        missing = [name for name in wanted if name not in named]
+    named = list(dict.fromkeys(name for dataset in sets for name in dataset.names.values()))
+    labeled = {name for dataset in sets for name in dataset.labeled}
+    where = ", ".join(dataset.name for dataset in sets)
+    for option, names in (("--classes", chosen), ("--new", new)):
+        missing = [name for name in names if name not in named]
         if missing:
             raise NacreError(
                 f"{option} {missing[0]}: no data set names this class"
@@ -293,40 +293,39 @@ def choose_new_classes(
             )
     for name in new:
         if name in known:
-            raise NacreError(f"--new {name}: the model knows a class of this very name already")
-    wanted_names = [name for name in named if name not in known and name in (chosen or named)]
-    empty = [name for name in wanted_names if name not in labeled]
-    if empty and (chosen or not any(name in labeled for name in wanted_names)):
-        where = ", ".join(one.name for one in sets)
-        raise NacreError(f"no image of {where} holds a pixel of {empty[0]!r}")
-    found = tuple(name for name in wanted_names if name in labeled)
-    if not found:
+            raise NacreError(f"--new {name}: the model already has a class named {name!r}")
+    unknown = [name for name in named if name not in known and name in (chosen or named)]
+    empty = [name for name in unknown if name not in labeled]
+    if empty and (chosen or len(empty) == len(unknown)):
+        raise NacreError(f"no image of {where} has a pixel of {empty[0]!r}")
+    classes = tuple(name for name in unknown if name in labeled)
+    if not classes:
         raise NacreError(
-            f"there is no new class in {', '.join(one.name for one in sets)}: the model knows "
-            f"{', '.join(name for name in named if name in known)} already"
+            f"{where} has no new class: the model already knows "
+            f"{', '.join(name for name in named if name in known)}"
         )
-    _check_close(sets, found, known, new)
-    return found
+    _check_similar(sets, classes, known, new)
+    return classes
 
 
-def _check_close(
-    sets: Sequence[LabeledSet], found: Sequence[str], known: Sequence[str], new: Sequence[str]
+def _check_similar(
+    sets: Sequence[LabeledSet], classes: Sequence[str], known: Sequence[str], new: Sequence[str]
 ) -> None:
-    """Ask about new names that look like known ones, or like those of another data set."""
-    owner = {name: one.name for one in reversed(sets) for name in one.names.values()}
+    """Refuse new names that resemble known ones, or those of another data set."""
+    owner = {name: dataset.name for dataset in reversed(sets) for name in dataset.names.values()}
     old = [name for name in known if name != BACKGROUND]
-    for i, name in enumerate(found):
-        # Whoever names two classes in one file means two.
-        others = [other for other in found[:i] if owner[other] != owner[name]]
-        twin = None if name in new else _twin(name, [*old, *others])
-        if twin is not None:
+    for i, name in enumerate(classes):
+        # Two similar names in the same file are two classes.
+        others = [other for other in classes[:i] if owner[other] != owner[name]]
+        similar = None if name in new else _find_similar(name, [*old, *others])
+        if similar is not None:
             raise NacreError(
-                f"is {name!r} the same class as {twin!r}? If it is, say --rename {name}={twin}; "
-                f"if it is another one, say --new {name}"
+                f"{name!r} resembles the class {similar!r}; if they are the same class, add "
+                f"--rename {name}={similar}, else add --new {name}"
             )
 
 
-def _twin(name: str, others: Sequence[str]) -> str | None:
+def _find_similar(name: str, others: Sequence[str]) -> str | None:
     """Return another name that may mean the same."""
 
     def plain(text: str) -> str:
@@ -336,25 +335,24 @@ def _twin(name: str, others: Sequence[str]) -> str | None:
         a, b = plain(name), plain(other)
         if [*filter(str.isdigit, a)] != [*filter(str.isdigit, b)]:
             continue
-        if a == b or (
-            min(len(a), len(b)) > 4 and difflib.SequenceMatcher(None, a, b).ratio() >= CLOSE
-        ):
+        is_long = min(len(a), len(b)) > 4
+        if a == b or (is_long and SequenceMatcher(None, a, b).ratio() >= MIN_SIMILARITY):
             return other
     return None
 
 
 @dataclass(frozen=True)
 class LearnData:
-    """All data of a step.
+    """The data of one step of `nacre learn`.
 
     Attributes:
-        sets: What it learns from.
-        tests: What it is tested on besides.
-        before: Channels of the model it starts from; None without one.
-        new: The classes it adds.
-        config: How images are cut.
-        seed: Of the augmentation.
-        policy: How labels are seen.
+        sets: The data sets to learn from.
+        tests: The data sets to test on in addition.
+        before: Channels of the model that the step starts from, if any.
+        new: The classes that the step adds.
+        config: Crop and augmentation.
+        seed: Seed of the augmentation.
+        policy: The rules for labels.
     """
 
     sets: tuple[LabeledSet, ...]
@@ -367,17 +365,17 @@ class LearnData:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Class names of the model it starts from, background included; none without one."""
+        """The class names of the start model, background included; empty without a model."""
         return self.before.names if self.before else ()
 
     @cached_property
     def channels(self) -> Channels:
         """The channels after the step."""
         own = {
-            one.names[label]: color
-            for one in self.sets
-            for label, color in one.space.colors.items()
-            if label in one.names
+            dataset.names[label]: color
+            for dataset in self.sets
+            for label, color in dataset.space.colors.items()
+            if label in dataset.names
         }
         return self.before.extended(self.new, own) if self.before else first_channels(self.new, own)
 
@@ -386,50 +384,50 @@ class LearnData:
         """The channels that the step adds to the model."""
         return from_background(len(self.known), len(self.channels))
 
-    def training_mapping(self, one: LabeledSet) -> LabelMapping:
-        """Return how the labels of one of its data sets are seen in training."""
-        return mapping_for_training(self.channels, one.space, self.policy, one.labels)
+    def training_mapping(self, dataset: LabeledSet) -> LabelMapping:
+        """Return the mapping of a data set for training."""
+        return mapping_for_training(self.channels, dataset.space, self.policy, dataset.labels)
 
     def train_dataset(self) -> TrainDataset:
         """Return the images to learn from."""
         folders = [
-            LabeledImages(one.source, one.train_index.names, self.training_mapping(one))
-            for one in self.sets
+            LabeledImages(dataset.source, dataset.train_index.names, self.training_mapping(dataset))
+            for dataset in self.sets
         ]
         return TrainDataset(folders, self.config, self.seed)
 
     def compared_splits(self) -> Iterator[ComparedSplit]:
         """Yield the splits on which networks are compared.
 
-        These are the test images of a step's folders, or their training images if they have none,
-        and the test images of the folders given for testing, or all of their images on request.
+        These are the test images of the step's data sets (the training images of one without test
+        images), and the test images, or on request all images, of the data sets for testing.
         """
-        for one in self.sets:
-            has_tests = len(one.val_index) > 0
-            own: Split = "val" if has_tests else "train"
-            yield ComparedSplit(one, own, is_test=has_tests, is_new=True)
-        for one in self.tests:
-            splits: tuple[Split, ...] = ("train", "val") if one.is_whole else ("val",)
-            for split in splits:
-                yield ComparedSplit(one, split, is_test=True, is_new=False)
+        for dataset in self.sets:
+            has_tests = len(dataset.val_index) > 0
+            split: Split = "val" if has_tests else "train"
+            yield ComparedSplit(dataset, split, is_test=has_tests, is_new=True)
+        for dataset in self.tests:
+            for split in SPLITS if dataset.is_whole else ("val",):
+                yield ComparedSplit(dataset, split, is_test=True, is_new=False)
 
     def eval_dataset(self, compared: ComparedSplit, channels: Channels) -> EvalDataset:
-        """Return all images of a split, whole: a test does not depend on what a network knows."""
-        one, whole = compared.set, self.config.model_copy(update={"eval_mode": "full"})
-        mapping = one.testing_mapping(channels, self.policy)
-        names = one.index(compared.split).names
-        return EvalDataset(LabeledImages(one.source, names, mapping, compared.split), whole)
+        """Return all images of a split at full size, whatever classes the network knows."""
+        dataset, split = compared.set, compared.split
+        config = self.config.model_copy(update={"eval_mode": "full"})
+        mapping = dataset.testing_mapping(channels, self.policy)
+        names = dataset.index(split).names
+        return EvalDataset(LabeledImages(dataset.source, names, mapping, split), config)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what is learned from what, to notice when it changes."""
+        """Return the classes and digests of all images and labels, to detect changes."""
         return {
             "known": list(self.known),
             "new": list(self.new),
-            "data": [one.fingerprint() for one in self.sets],
-            "tests": [one.fingerprint() for one in self.tests],
+            "data": [dataset.fingerprint() for dataset in self.sets],
+            "tests": [dataset.fingerprint() for dataset in self.tests],
         }
 
 
 def set_name(path: Path) -> str:
-    """Return what a data folder is called."""
+    """Return the name of a data folder."""
     return path.resolve().name or str(path)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image as PillowImage
 
-from nacre.data.image_io import MOST_PIXELS, stored_labels
+from nacre.data.image_io import MAX_PIXELS, stored_labels
 from nacre.errors import NacreError
 from nacre.importers.files import File
 from nacre.importers.problems import Unusable, brief, counted, some
@@ -46,7 +46,7 @@ def open_image(data: bytes, formats: tuple[str, ...]) -> Iterator[PillowImage.Im
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with PillowImage.open(io.BytesIO(data), formats=formats) as image:
-                if not 0 < image.width * image.height <= MOST_PIXELS:
+                if not 0 < image.width * image.height <= MAX_PIXELS:
                     raise ValueError(f"it has {image.width} x {image.height} pixels")
                 yield image
     except Unusable:

@@ -1,15 +1,15 @@
-"""Label mappings: which channel a label becomes, and which channel a pixel of it may in truth be.
+"""Label mappings: from the labels of a data set to the channels of a model.
 
-A data set labels some of the classes that a model has channels for. Its other pixels are labeled
-background, and in truth they may be any class that it does *not* label: the paper's background
-shift. A mapping says both, for training and for testing, by one set of rules (`LabelPolicy`):
+A data set labels some of the classes of a model. Its other pixels are labeled background, but they
+may belong to any class that it does *not* label: the paper's background shift. A mapping stores
+both, the channel of each label and the channels that its pixels may be, in training and in testing:
 
     pixels labeled ...                      in training              in testing
     255 (not annotated)                     labels.border            ignored
     a class that the model does not know    background               labels.unseen
     background, c is not labeled here       labels.unlabeled         may be c
 
-The mapping says what may be; the method says whether its loss uses it (`rows_for_loss`).
+A method decides whether its loss uses what may be there (`rows_for_loss`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,32 +32,31 @@ from nacre.labels.space import LabelSpace
 from nacre.utils.config import AFTER_STEP_0, Config
 
 NUM_LABELS = 65_536
-"""Values that a mask of 16 bits can hold."""
+"""The number of values of a 16-bit mask."""
 
 LabelArray = npt.NDArray[Any]
-"""The target by label value; its type is that of the targets."""
+"""Targets, or the target of each label value."""
 
 Border = Literal["background", "ignored"]
 
 
 class LabelPolicy(Config):
-    """The points on labels in which papers differ; the defaults are MiB's released code's."""
+    """The rules for labels, which differ between papers; the defaults are those of MiB's code."""
 
     border: Border = Field(
         "background",
-        description="pixels of the ignored label (255) in training: background, as the paper makes "
-        "VOC's border, or ignored, which is the default for a folder of one's own",
+        description="pixels of the ignored label (255) in training: background (the paper, for "
+        "VOC's border) or ignored (the default for your own folder)",
     )
     unseen: Literal["ignored", "background"] = Field(
         "ignored",
-        description="classes not learned yet in testing: ignored (paper), or background, which is "
-        "the default of `nacre learn`",
+        description="pixels of classes that are not learned yet, in testing: ignored (paper) or "
+        "background (the default of `nacre learn`)",
     )
     unlabeled: Literal["hidden", "background"] = Field(
         "hidden",
-        description="classes that a data set does not label, in training: hidden in its "
-        "background, which the losses then know, or background, as a plain cross-entropy takes "
-        "them (to compare)",
+        description="classes that a data set does not label, in training: hidden (its background "
+        "may contain them, and the losses use that) or background (for comparison)",
         json_schema_extra=AFTER_STEP_0,
     )
 
@@ -67,9 +66,10 @@ class LabelMapping:
     """The mapping from the labels of one data set to the channels of one model.
 
     Attributes:
-        channels: Of the model.
-        lookup: Target by label value, in the type of the model's targets.
-        may_be: C,C, bool: whether a pixel whose target is y may in truth be c; itself always.
+        channels: The channels of the model.
+        lookup: Target of each label value, in the dtype of the model's targets.
+        may_be: C,C, bool: whether a pixel with target y may belong to channel c; always true for
+            c = y.
     """
 
     channels: Channels
@@ -78,26 +78,26 @@ class LabelMapping:
 
     @property
     def ignored(self) -> int:
-        """The target of pixels that do not count."""
+        """The target of ignored pixels."""
         return WIDE_IGNORE_INDEX if is_wide(len(self.channels)) else IGNORE_INDEX
 
     @property
     def hidden(self) -> list[str]:
-        """The classes that may be inside this data set's background."""
+        """The classes that may be in the background of this data set."""
         pairs = zip(self.channels.names[1:], self.may_be[0, 1:], strict=True)
-        return [name for name, hides in pairs if hides]
+        return [name for name, is_hidden in pairs if is_hidden]
 
     def apply(self, mask: npt.NDArray[np.integer]) -> LabelArray:
         """Return the targets of a mask."""
         return map_labels(mask, self.lookup)
 
     def fold(self, confusion: Any) -> Any:
-        """Count a prediction of what a target may in truth be as a prediction of that target.
+        """Count a predicted channel that a target may be as a prediction of that target.
 
         Args:
-            confusion: C,C, an array or a tensor: pixels by target and predicted channel.
+            confusion: Pixels by target and predicted channel (C,C), as an array or a tensor.
         """
-        folded = confusion + 0  # a copy, whosever array it is
+        folded = confusion + 0  # a copy
         for target, channel in np.argwhere(self.may_be).tolist():
             if target != channel:
                 folded[:, target] += folded[:, channel]
@@ -108,15 +108,13 @@ class LabelMapping:
 def mapping_for_training(
     channels: Channels, space: LabelSpace, policy: LabelPolicy, labeled: Mapping[int, str]
 ) -> LabelMapping:
-    """Return how the labels of a data set that a step learns from are seen.
-
-    What is not labeled here is background: that is the background shift.
+    """Return the mapping of a data set that a step learns from.
 
     Args:
-        channels: Of the model after the step.
-        space: What the data's labels mean; names may be the data's own.
-        policy: What to do with what has no channel.
-        labeled: The model's name of each class that the data label, by label.
+        channels: The channels of the model after the step.
+        space: The meaning of the labels.
+        policy: The rules for labels without a channel.
+        labeled: The model's name of each class that the data set labels, by label.
     """
     lookup = np.zeros(NUM_LABELS, target_dtype(len(channels)))
     mapping = LabelMapping(channels, lookup, _may_be(channels, labeled, policy.unlabeled))
@@ -134,14 +132,9 @@ def mapping_for_tests(
     labeled: Mapping[int, str],
     never: Collection[int] = (),
 ) -> LabelMapping:
-    """Return how the labels of a data set that a model is tested on are seen.
+    """Return the mapping of a data set that a model is tested on; see `mapping_for_training`.
 
-    Args:
-        channels: Of the model.
-        space: What the data's labels mean; names may be the data's own.
-        policy: What to do with what has no channel.
-        labeled: The model's name of each class that the data label, by label.
-        never: Labels of classes that no step ever learns: they are background by definition.
+    The labels in `never` are classes that no step learns: they are background.
     """
     lookup = np.zeros(NUM_LABELS, target_dtype(len(channels)))
     mapping = LabelMapping(channels, lookup, _may_be(channels, labeled, "hidden"))
@@ -160,34 +153,29 @@ def mapping_for_tests(
 def _may_be(
     channels: Channels, labeled: Mapping[int, str], unlabeled: Literal["hidden", "background"]
 ) -> npt.NDArray[np.bool_]:
-    """Return what may be what: every class that is not labeled may be inside the background."""
-    found = np.eye(len(channels), dtype=np.bool_)
+    """Return `LabelMapping.may_be`: the background may be any class that is not labeled."""
+    may_be = np.eye(len(channels), dtype=np.bool_)
     if unlabeled == "hidden":
         known = set(labeled.values())
-        found[0, 1:] = [name not in known for name in channels.names[1:]]
-    return found
+        may_be[0, 1:] = [name not in known for name in channels.names[1:]]
+    return may_be
 
 
 def rows_for_loss(
     mappings: Sequence[LabelMapping], growth: Growth, *, hides_old: bool
 ) -> npt.NDArray[np.bool_] | None:
-    """Return what a method's loss is told of the data sets of a step, D,C,C.
+    """Return which channels the pixels of each data set may be, as a method's loss uses it: D,C,C.
 
-    Every loss is told which *new* classes a data set hides, because another one of the same step
-    labels them: without that their labels would contradict each other. That old classes hide in
-    the step's own data only those methods are told whose loss lets background be an old class; the
-    others take it for background. A data set that labels nothing new was kept from earlier steps.
-
-    Args:
-        mappings: One per data set.
-        growth: What the step adds.
-        hides_old: Whether the method's loss lets background be an old class.
+    All losses use which *new* classes a data set hides: another data set of the step labels them,
+    and the labels would contradict each other otherwise. Only some methods (`hides_old`) have a
+    loss in which background may be an old class; the others take it for background, except in a
+    data set that labels nothing new, which was kept from earlier steps.
 
     Returns:
-        None where it is in all data sets what the method's loss assumes by itself: for MiB that
-        background may be any old class and no other, for fine-tuning that it is background.
+        None if the loss assumes the same by itself for all data sets: that background may be any
+        old class and no other (MiB), or that it is background (fine-tuning).
     """
-    rows = np.stack([one.may_be for one in mappings])
+    rows = np.stack([mapping.may_be for mapping in mappings])
     usual = np.eye(rows.shape[1], dtype=np.bool_)
     if hides_old:
         usual[0, : growth.num_old] = True
@@ -198,6 +186,6 @@ def rows_for_loss(
 
 
 def map_labels(mask: npt.NDArray[np.integer], lookup: LabelArray) -> LabelArray:
-    """Map a mask of labels to targets by one look-up."""
-    # `take` is faster than indexing, and faster still from a lookup of the bytes alone.
+    """Return the targets of a mask of labels."""
+    # `take` is faster than indexing, and faster still if the lookup is small.
     return lookup[:256].take(mask) if mask.dtype == np.uint8 else lookup.take(mask)

@@ -1,13 +1,13 @@
-"""Label spaces: what the values in the masks of a data set mean, and which mask holds which.
+"""Label spaces: the meaning of the values in masks, and the index of the values in each mask.
 
-A folder says so in ``classes.yaml``::
+A folder's label space is its ``classes.yaml``::
 
     classes: {1: cat, 2: dog}   # label value: name; or a list, counted from 1
-    background: 0               # what has no class; null if every pixel has one
-    ignored: 255                # what was not annotated; null if there is no such label
+    background: 0               # pixels without a class; null if every pixel has one
+    ignored: 255                # pixels that were not annotated; null if there are none
     colors: {cat: [255, 0, 0]}  # optional
 
-Without the keys, the background is 0 and the ignored value 255, unless these are classes.
+By default, the background is 0 and the ignored value 255, unless these are classes.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from nacre.utils.config import MAX_YAML_BYTES, parse_yaml
 from nacre.utils.io import read_text
 
 BACKGROUND = "background"
-"""The name of channel 0: what is not labeled, or not named yet."""
+"""The name of channel 0: pixels without a label, or of classes that are not learned yet."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class LabelSpace:
     """The meaning of the values in the masks of one data set.
 
     Attributes:
-        names: Name of every class by its label, without the background and the ignored label.
-        background: The label of unnamed pixels, or None where every pixel has a class.
+        names: Name of each class by label, without the background and the ignored label.
+        background: The label of pixels without a class, or None if every pixel has one.
         ignored: The label of pixels that were not annotated (VOC's border), or None.
-        ignore_background_in_tests: True where the background is not a class but a lack of
-            annotation (ADE20K's 0), so that it does not count in testing.
-        colors: RGB of a class by its label, where the data set has its own palette.
+        ignore_background_in_tests: True if the background means a missing annotation (ADE20K's 0):
+            tests ignore it.
+        colors: RGB color of a class by label, if the data set has a palette.
     """
 
     names: Mapping[int, str]
@@ -44,19 +44,19 @@ class LabelSpace:
     colors: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what would make two classes one, or one class two."""
-        seen: dict[str, int] = {}
+        """Refuse names and labels that are used twice."""
+        label_of: dict[str, int] = {}
         for label, name in self.names.items():
             if name == BACKGROUND:
                 raise NacreError(
                     f"label {label} cannot be a class named {BACKGROUND!r}, the name of channel 0; "
-                    f"say that {label} is the background"
+                    f"write `background: {label}`"
                 )
-            if name in seen:
+            if name in label_of:
                 raise NacreError(
-                    f"class {name!r} is named twice: for the labels {seen[name]} and {label}"
+                    f"class {name!r} is named twice: for the labels {label_of[name]} and {label}"
                 )
-            seen[name] = label
+            label_of[name] = label
         if self.background is not None and self.background == self.ignored:
             raise NacreError(
                 f"label {self.background} is both the background and the ignored value"
@@ -70,34 +70,34 @@ class LabelSpace:
 
     @cached_property
     def labels(self) -> tuple[int, ...]:
-        """The labels of the classes in the data set's own order."""
+        """The labels of the classes in the order of the data set."""
         return tuple(self.names)
 
     @cached_property
     def allowed(self) -> frozenset[int]:
-        """Every value that may stand in a mask."""
+        """All values that a mask may contain."""
         special = {value for value in (self.background, self.ignored) if value is not None}
         return frozenset(self.names) | special
 
-    def label_of(self, wanted: str | int) -> int:
+    def label_of(self, key: str | int) -> int:
         """Return the label of a class given by name or by label."""
-        if isinstance(wanted, int):
-            if wanted in self.names and not isinstance(wanted, bool):
-                return wanted
+        if isinstance(key, int):
+            if key in self.names and not isinstance(key, bool):
+                return key
             raise NacreError(
-                f"label {shown(wanted)} is not a class of this data; labels: {ranges(self.names)}"
+                f"label {shown(key)} is not a class of this data; labels: {ranges(self.names)}"
             )
         for label, name in self.names.items():
-            if name == wanted:
+            if name == key:
                 return label
-        hint = did_you_mean(wanted, self.names.values())
+        hint = did_you_mean(key, self.names.values())
         raise NacreError(
-            f"no class is named {shown(wanted)}{hint}; classes: {', '.join(self.names.values())}"
+            f"no class is named {shown(key)}{hint}; classes: {', '.join(self.names.values())}"
         )
 
 
 def ranges(values: Iterable[int]) -> str:
-    """Write 1, 2, 3, 7 as ``1..3, 7``."""
+    """Format 1, 2, 3, 7 as ``1..3, 7``."""
     runs: list[list[int]] = []
     for value in sorted(values):
         if runs and value == runs[-1][1] + 1:
@@ -109,11 +109,11 @@ def ranges(values: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class LabelIndex:
-    """For each image, how many pixels of which label values its mask holds.
+    """The labels in the masks of a data set.
 
     Attributes:
-        names: Image names, sorted: the order of every list made from them.
-        pixel_counts: Pixel count by label value of each image.
+        names: Sorted names of the images; all lists of images have this order.
+        pixel_counts: Number of pixels by label value, for each image.
     """
 
     names: tuple[str, ...]
@@ -124,22 +124,24 @@ class LabelIndex:
 
     @cached_property
     def labels(self) -> tuple[frozenset[int], ...]:
-        """The label values of each image's mask, whatever their pixel count."""
-        # The same few sets of labels occur many times: each is stored once.
+        """The label values in the mask of each image."""
+        # The same few sets of labels occur many times: store each once.
         known: dict[frozenset[int], frozenset[int]] = {}
-        return tuple(known.setdefault(one, one) for one in map(frozenset, self.pixel_counts))
+        return tuple(
+            known.setdefault(labels, labels) for labels in map(frozenset, self.pixel_counts)
+        )
 
 
 _KEYS = ("classes", "background", "ignored", "colors")
-_LARGEST = 65535
-_LONGEST = 200
+_MAX_LABEL = 65535
+_MAX_NAME_LENGTH = 200
 
 
 def read_classes(path: Path) -> LabelSpace:
-    """Read what the label values in masks mean from a ``classes.yaml``."""
+    """Read a label space from a ``classes.yaml``."""
     if not path.exists():
         raise NacreError(
-            f"could not read {path}: there is no such file; it says what the labels mean, such as "
+            f"could not read {path}: there is no such file; it lists the classes, such as "
             "`classes: {1: cat, 2: dog}`"
         )
     content: Any = parse_yaml(
@@ -161,11 +163,11 @@ def read_classes(path: Path) -> LabelSpace:
 
 def _label_space(content: Mapping[str, Any]) -> LabelSpace:
     names = _class_names(content["classes"])
-    # `0: background` among the classes is another way to say `background: 0`.
-    called = [label for label, name in names.items() if name == BACKGROUND]
-    if called and "background" not in content:
-        names = {label: name for label, name in names.items() if label != called[0]}
-        content = {**content, "background": called[0]}
+    # Among the classes, `0: background` means `background: 0`.
+    backgrounds = [label for label, name in names.items() if name == BACKGROUND]
+    if backgrounds and "background" not in content:
+        del names[backgrounds[0]]
+        content = {**content, "background": backgrounds[0]}
     background = _special(content, "background", 0 if 0 not in names else None)
     ignored = _special(content, "ignored", 255 if 255 not in names and background != 255 else None)
     space = LabelSpace(names, background=background, ignored=ignored)
@@ -182,12 +184,12 @@ def _class_names(classes: Any) -> dict[int, str]:
     for label, name in classes.items():
         if not isinstance(name, str) or not name.strip():
             raise NacreError(
-                f"the class of label {shown(label)} has the name {shown(name)}; it must be a text"
+                f"the class of label {shown(label)} has the name {shown(name)}; it must be text"
             )
-        if len(name) > _LONGEST or has_control_characters(name):
+        if len(name) > _MAX_NAME_LENGTH or has_control_characters(name):
             raise NacreError(
-                f"the class of label {shown(label)} has the name {shown(name)}; it must be a text "
-                f"of at most {_LONGEST} characters, without control characters"
+                f"the class of label {shown(label)} has the name {shown(name)}; it must be text "
+                f"of at most {_MAX_NAME_LENGTH} characters, without control characters"
             )
         names[_label(label, f"the label of class {shown(name)}")] = name
     return names
@@ -199,9 +201,9 @@ def _special(content: Mapping[str, Any], key: str, default: int | None) -> int |
 
 
 def _label(value: Any, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_LABEL:
         raise NacreError(
-            f"{what} is {shown(value)}; it must be a whole number from 0 to {_LARGEST}"
+            f"{what} is {shown(value)}; it must be a whole number from 0 to {_MAX_LABEL}"
         )
     return value
 
@@ -209,12 +211,12 @@ def _label(value: Any, what: str) -> int:
 def _colors(space: LabelSpace, colors: Any) -> dict[int, tuple[int, int, int]]:
     if not isinstance(colors, dict):
         raise NacreError("`colors` must be a mapping of class (name or label): [red, green, blue]")
-    found = {}
+    by_label = {}
     for key, value in colors.items():
         if isinstance(key, bool) or not isinstance(key, str | int):
             raise NacreError(f"`colors` names {shown(key)}; it must be a class, by name or label")
         is_color = isinstance(value, list) and len(value) == 3
-        if not is_color or any(type(one) is not int or not 0 <= one <= 255 for one in value):
+        if not is_color or any(type(x) is not int or not 0 <= x <= 255 for x in value):
             raise NacreError(
                 f"the color of {shown(key)} is {shown(value)}; it must be [red, green, blue]"
             )
@@ -222,5 +224,5 @@ def _colors(space: LabelSpace, colors: Any) -> dict[int, tuple[int, int, int]]:
             label = space.background
         else:
             label = space.label_of(key)
-        found[label] = (value[0], value[1], value[2])
-    return found
+        by_label[label] = (value[0], value[1], value[2])
+    return by_label
