@@ -14,8 +14,8 @@ from torch import Tensor
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import (
     Predictor,
+    input_size,
     resize_weights,
-    seen_size,
     strip_width,
     window_starts,
 )
@@ -58,7 +58,7 @@ def test_odd_sides_are_continued_by_the_last_pixels_and_cut_again(network, size)
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_model_of_scaled_crops_sees_the_whole_image_at_that_scale(network, size) -> None:
-    seen = seen_size(size, "crop", 32)
+    seen = input_size(size, "crop", 32)
     assert min(seen) == 32
     assert seen[0] / seen[1] == pytest.approx(size[0] / size[1], rel=0.1)
     scaled = F.interpolate(image(size).float(), seen, mode="bilinear", antialias=True)
@@ -211,6 +211,6 @@ def test_a_pixel_of_a_color_that_no_cell_has_takes_the_nearest(network) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_too_many_pixels_at_once_are_refused(network, mode, monkeypatch) -> None:
-    monkeypatch.setattr("nacre.evaluation.predictor.MOST_PIXELS", 1000)
+    monkeypatch.setattr("nacre.evaluation.predictor.MAX_PIXELS", 1000)
     with pytest.raises(NacreError, match=r"an image of 3 x 400 pixels is too large: .* would see"):
         Predictor(network, mode, 64).classes(torch.zeros(1, 3, 400, 3, dtype=torch.uint8))

@@ -1,1 +1,1 @@
-"""Testing: the confusion matrix, IoU by class and group, and what was forgotten."""
+"""Prediction and metrics: class maps, the confusion matrix, IoU by class and group, forgetting."""

@@ -1,11 +1,11 @@
-"""The choice of how a model sees images, by images that no update was made from.
+"""The choice of prediction options by held-out images.
 
-To see the mirror image, too, mostly helps, and takes twice the time. To upsample along edges helps
-large things and can lose thin ones. Where a config leaves one of them to `auto`, it is kept if the
-mean IoU on held-out images grows by half a point and no class of them loses five.
+To average with the prediction of the mirror image mostly helps and takes twice the time. To
+upsample along edges helps large objects and can lose thin ones. If a config sets one of them to
+`auto`, it is used if the mean IoU on held-out images grows by half a point and no class loses five.
 
-The images of a step do not show the classes of earlier ones, so what those refused stays refused.
-Where no image is held out, nothing is chosen: the model sees images as before the step.
+The images of a step do not show the classes of earlier steps, so an option that an earlier step
+rejected remains off. Without held-out images the options remain as they were before the step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ from nacre.evaluation.metrics import ConfusionMatrix, mean_of
 from nacre.evaluation.predictor import cut_predictor
 from nacre.methods import Step
 
-GAIN = 0.005
-"""Of the mean IoU: an option that gains less is not worth its time."""
+MIN_GAIN = 0.005
+"""Minimum gain of the mean IoU for which an option is used."""
 
-LOSS = 0.05
-"""Of the IoU of a class: an option that loses more is refused."""
+MAX_CLASS_LOSS = 0.05
+"""Maximum loss of the IoU of a class for which an option is used."""
 
 Ious = Sequence[float | None]
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The choice of held-out images, and the mean IoU on them with neither option and with it."""
+class Choice:
+    """The chosen options, and the mean IoU on held-out images without options and with these."""
 
     options: dict[str, bool]
     plain: float
@@ -38,48 +38,48 @@ class Chosen:
 
 
 def open_options(images: ImagesConfig) -> list[str]:
-    """Return which options a config leaves to held-out images."""
+    """Return the options that a config sets to `auto`."""
     return [name for name in ("mirror", "edges") if getattr(images, name) == "auto"]
 
 
 def known_options(history: Sequence[Mapping[str, Any]]) -> dict[str, bool] | None:
-    """Return which options no earlier step refused; None if no step has chosen."""
-    chosen = [entry["chosen"] for entry in history if entry.get("chosen")]
-    names = {name for one in chosen for name in one}
-    return {name: all(one.get(name, True) for one in chosen) for name in names} or None
+    """Return for each option whether no earlier step rejected it; None if none has chosen."""
+    choices = [entry["chosen"] for entry in history if entry.get("chosen")]
+    names = {name for options in choices for name in options}
+    return {name: all(options.get(name, True) for options in choices) for name in names} or None
 
 
 def decide(step: Step, options: Mapping[str, bool]) -> None:
-    """Put what was chosen in place of what the config of a step leaves open."""
+    """Replace `auto` in the config of a step by the chosen options."""
     images = step.config.images
     decided = {name: options.get(name, False) for name in open_options(images)}
     step.config = step.config.model_copy(update={"images": images.model_copy(update=decided)})
 
 
-def choose_options(step: Step) -> Chosen | None:
-    """Try the options of a step on its held-out images; None if there are none."""
+def choose_options(step: Step) -> Choice | None:
+    """Choose the options by the held-out images of a step; return None if there are none."""
     images, known = step.config.images, known_options(step.history)
     names = open_options(images)
     if not step.held_data:
         return None
     tried = [(False, True) if known is None or known.get(name) else (False,) for name in names]
-    ways = [dict(zip(names, way, strict=True)) for way in product(*tried)]
-    plain, *others = (_ious(step, images.model_copy(update=way)) for way in ways)
-    before = mean_of(plain)
-    if before is None:
+    candidates = [dict(zip(names, values, strict=True)) for values in product(*tried)]
+    plain, *others = (_ious(step, images.model_copy(update=one)) for one in candidates)
+    plain_mean = mean_of(plain)
+    if plain_mean is None:
         return None
-    best, found = ways[0], before
-    for way, ious in zip(ways[1:], others, strict=True):
+    best, best_mean = candidates[0], plain_mean
+    for options, ious in zip(candidates[1:], others, strict=True):
         mean = mean_of(ious) or 0.0
         pairs = zip(plain, ious, strict=True)
-        loses = any(a is not None and b is not None and a - b > LOSS for a, b in pairs)
-        if mean >= found + GAIN and not loses:
-            best, found = way, mean
-    return Chosen(best, before, found)
+        loses = any(a is not None and b is not None and a - b > MAX_CLASS_LOSS for a, b in pairs)
+        if mean >= best_mean + MIN_GAIN and not loses:
+            best, best_mean = options, mean
+    return Choice(best, plain_mean, best_mean)
 
 
 def _ious(step: Step, images: ImagesConfig) -> Ious:
-    """Return the IoU of each class on the held-out images, seen in a way."""
+    """Return the IoU of each class on the held-out images, predicted as a config says."""
     confusion = ConfusionMatrix(step.network.num_classes, step.dist.device)
     first_new = step.growth.first_new
     batches = ((batch.images, batch.sure_targets(first_new)) for batch in step.held_out())

@@ -1,7 +1,7 @@
-"""Testing a network: every test image once, whatever the number of processes.
+"""Testing of networks: metrics over batches of images, and a comparison of two networks.
 
-`report_forgetting` compares two networks in a training loop of one's own; runs and `nacre learn`
-measure the same in their own way.
+`report_forgetting` compares two networks in a training loop of your own; `nacre run` and `nacre
+learn` measure the same in `nacre.runs.testing`.
 """
 
 import contextlib
@@ -33,20 +33,18 @@ def evaluate(
     on_images: Callable[[int], None] = lambda count: None,
     precision: Precision = FLOAT32,
 ) -> None:
-    """Show batches of images to a network and add its class maps to metrics.
-
-    The device is waited for at the end.
+    """Predict batches of images and add the class maps to metrics.
 
     Args:
-        predictor: What is tested.
-        batches: Images N,3,H,W and their true channels N,H,W.
-        metrics: What is measured.
-        device: Where the network is.
+        predictor: The network and how it predicts.
+        batches: Images N,3,H,W and their targets N,H,W.
+        metrics: The metrics to update.
+        device: The device of the network, which is only waited for at the end.
         on_images: Called with the number of images of each batch.
-        precision: In which numbers the network computes; scores are upsampled in float32.
+        precision: The precision of the network; scores are upsampled in float32.
 
     Raises:
-        NacreError: The network's scores are not finite numbers.
+        NacreError: The network's scores are not finite.
     """
     all_finite = torch.ones((), dtype=torch.bool, device=device)
 
@@ -69,14 +67,14 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Forgetting:
-    """The predictions of each class before and after.
+    """The IoU of each class before and after a step.
 
     Attributes:
-        names: Of the channels after.
-        before: IoU by channel of the network before; None where there is no pixel of the class.
-        after: IoU by channel of the network after.
-        agreement: IoU of the two predictions with each other, by old channel: how much of what was
-            seen is still seen. It needs no labels.
+        names: The names of the channels after the step.
+        before: IoU of each old channel with the network before; None without a pixel of it.
+        after: IoU of each channel with the network after.
+        agreement: IoU of the two predictions with each other for each old channel, which needs no
+            labels.
     """
 
     names: tuple[str, ...]
@@ -101,42 +99,44 @@ def report_forgetting(
     *,
     names: Sequence[str] = (),
 ) -> Forgetting:
-    """Compare a network before and after it was taught new classes.
+    """Compare a network before and after it learned new classes.
 
     Args:
         before: The network or teacher of the old classes.
         after: The network of old and new classes, the old channels first.
-        data: Batches of images, as both take them, and of targets N,H,W: a channel of `after`, or
-            255 for what nobody labeled.
-        names: Of the channels of `after`; their numbers if not given.
+        data: Batches of images, as both networks take them, and of targets N,H,W: channels of
+            `after`, or 255 for pixels without a label.
+        names: The names of the channels of `after`; by default their numbers.
     """
-    own = seen = both = torch.zeros(0, 0, dtype=torch.int64)
+    of_before = of_after = of_both = torch.zeros(0, 0, dtype=torch.int64)
     num_old = num_new = 0
-    with contextlib.ExitStack() as meanwhile:
+    with contextlib.ExitStack() as stack:
         for model in (before, after):
             if isinstance(model, nn.Module):
-                meanwhile.enter_context(undisturbed(model))
+                stack.enter_context(undisturbed(model))
         for images, targets in data:
             size = (targets.shape[-2], targets.shape[-1])
             old, new = (_scores(model(images)) for model in (before, after))
             if not num_new:
                 num_old, num_new = old.shape[1], new.shape[1]
-                own, seen, both = (torch.zeros(num_new, num_new).long() for _ in range(3))
-            was, now = (predict_classes(whole_maps(check_finite(one)), size) for one in (old, new))
+                of_before, of_after, of_both = (
+                    torch.zeros(num_new, num_new).long() for _ in range(3)
+                )
+            was, now = (predict_classes(whole_maps(check_finite(x)), size) for x in (old, new))
             targets = targets.to(now.device)
-            own += confusion_matrix(targets, was, num_new).cpu()
-            seen += confusion_matrix(targets, now, num_new).cpu()
-            both += confusion_matrix(was, now, num_new).cpu()
+            of_before += confusion_matrix(targets, was, num_new).cpu()
+            of_after += confusion_matrix(targets, now, num_new).cpu()
+            of_both += confusion_matrix(was, now, num_new).cpu()
     return Forgetting(
         names=tuple(names) or tuple(str(i) for i in range(num_new)),
-        before=tuple(iou_by_class(own)[:num_old]),
-        after=tuple(iou_by_class(seen)),
-        agreement=tuple(iou_by_class(both)[:num_old]),
+        before=tuple(iou_by_class(of_before)[:num_old]),
+        after=tuple(iou_by_class(of_after)),
+        agreement=tuple(iou_by_class(of_both)[:num_old]),
     )
 
 
 def _scores(output: Any) -> Tensor:
-    """Return the scores of classes in what a network of ours or of others put out."""
+    """Return the class scores in the output of a network of nacre or of an external one."""
     return output.scores if isinstance(output, Output) else scores_of(output)
 
 

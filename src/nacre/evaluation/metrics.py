@@ -1,10 +1,9 @@
-"""Metrics: figures of class maps, added up batch by batch, and the figures of a table.
+"""Metrics of class maps, updated batch by batch, and the values of a results table.
 
-    IoU = hit / (pixels of the truth + pixels predicted - hit)
+    IoU = hits / (target pixels + predicted pixels - hits)
 
-A class that the tested truth never contains has no IoU and takes no part in a mean. The paper
-leaves the background out of every mean, later papers put it in. Both are always computed and their
-names say which is which.
+A class without a target pixel has no IoU and is not part of a mean. The paper leaves the background
+out of every mean, later papers include it. Both means are computed, and their names differ.
 """
 
 from collections.abc import Sequence
@@ -25,64 +24,53 @@ Ious = dict[str, float | None]
 
 
 class Metric(Protocol):
-    """A figure of class maps, added up batch by batch."""
+    """A metric of class maps, updated batch by batch."""
 
     def update(self, targets: Tensor, predicted: Tensor) -> None:
-        """Add a batch: channels N,H,W, of which some targets may be ignored."""
+        """Add a batch of channels N,H,W; some targets may be ignored."""
 
     def merge(self, dist: Distributed) -> None:
-        """Add what other processes have."""
+        """Add the counts of other processes."""
 
     def compute(self) -> Any:
-        """Return the figure."""
+        """Return the value."""
 
 
-def iou(hit: int, truth: int, predicted: int) -> float | None:
-    """Return the intersection over union of a class by its pixels; None without any in the truth.
+def iou(hit: int, targets: int, predicted: int) -> float | None:
+    """Return the IoU of a class by its numbers of pixels; None if no target has the class.
 
-    >>> iou(hit=2, truth=3, predicted=3)
+    >>> iou(hit=2, targets=3, predicted=3)
     0.5
     """
-    return hit / (truth + predicted - hit) if truth else None
+    return hit / (targets + predicted - hit) if targets else None
 
 
 def iou_by_class(confusion: Tensor) -> list[float | None]:
     """Return the IoU of each class of a confusion matrix."""
     counts = zip(confusion.diagonal(), confusion.sum(1), confusion.sum(0), strict=True)
-    return [iou(int(hit), int(truth), int(predicted)) for hit, truth, predicted in counts]
+    return [iou(int(hit), int(targets), int(predicted)) for hit, targets, predicted in counts]
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that exist; None without any."""
+    """Return the mean of the values that are not None; None if there are none."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
 
 def confusion_matrix(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
-    """Count pixels by true and predicted channel.
+    """Return the numbers of pixels by target (rows) and predicted channel (columns), int64.
 
-    Args:
-        targets: Channel numbers of any integer type and shape; what is ignored does not count.
-        predicted: Channel numbers of the same shape.
-        channels: How many channels there are.
-
-    Returns:
-        int64 of shape (channels, channels).
+    Both tensors have the same shape and any integer type; ignored targets do not count.
 
     Raises:
-        NacreError: a target is no channel.
+        NacreError: A target is not a channel.
     """
     cell = _cell_of_pixels(targets, predicted, channels)
     return _matrix(torch.bincount(cell, minlength=channels * channels + 2), channels)
 
 
 class ConfusionMatrix:
-    """The confusion matrix of all batches, counted where they are.
-
-    Args:
-        channels: How many channels there are.
-        device: Where the batches are.
-    """
+    """The confusion matrix of all batches, counted on their device."""
 
     def __init__(self, channels: int, device: torch.device) -> None:
         self.channels = channels
@@ -91,21 +79,17 @@ class ConfusionMatrix:
     def update(self, targets: Tensor, predicted: Tensor) -> None:
         """Count the pixels of a batch, as `confusion_matrix` does."""
         cell = _cell_of_pixels(targets, predicted, self.channels)
-        if cell.is_cuda:  # which `bincount` asks twice how far it has to count
+        if cell.is_cuda:  # where `bincount` waits for the device twice
             self._counts.index_add_(0, cell, torch.ones_like(cell))
         else:
             self._counts += torch.bincount(cell, minlength=len(self._counts))
 
     def merge(self, dist: Distributed) -> None:
-        """Add what other processes counted."""
+        """Add the counts of other processes."""
         self._counts = dist.sum(self._counts)
 
     def counts(self) -> Tensor:
-        """Return the matrix, int64 in the CPU's memory.
-
-        Raises:
-            NacreError: a target was no channel.
-        """
+        """Return the matrix, int64 on the CPU; raise NacreError if a target was not a channel."""
         return _matrix(self._counts.cpu(), self.channels)
 
     def compute(self) -> list[float | None]:
@@ -114,9 +98,9 @@ class ConfusionMatrix:
 
 
 def _cell_of_pixels(targets: Tensor, predicted: Tensor, channels: int) -> Tensor:
-    """Return the cell of each pixel: 0 if ignored, the matrix's row by row, the last if no channel.
+    """Return the bin of each pixel: 0 if ignored, the last if not a channel, else the matrix's.
 
-    Ignored pixels have a cell, which is faster than to select the others first.
+    With a bin for ignored pixels, the others need not be selected first, which is slower.
     """
     targets, predicted = targets.reshape(-1), predicted.reshape(-1)
     cell = (targets.to(torch.int64) * channels).add_(predicted).add_(1)
@@ -127,7 +111,7 @@ def _cell_of_pixels(targets: Tensor, predicted: Tensor, channels: int) -> Tensor
 def _matrix(counts: Tensor, channels: int) -> Tensor:
     if counts[-1]:
         raise NacreError(
-            f"{int(counts[-1]):,} pixels have a target that is none of the {channels} channels; "
+            f"{int(counts[-1]):,} pixels have a target that is not one of the {channels} channels; "
             "map labels to channels first"
         )
     return counts[1:-1].view(channels, channels)
@@ -139,10 +123,10 @@ def compute_metrics(
     """Return the metrics of a network after a step.
 
     Args:
-        classes: Which class is which channel.
-        groups: The classes of each step of the task, also where joint training merged them.
-        step: The last step learned.
-        confusion: Of all channels.
+        classes: The channel of each class.
+        groups: The classes of each step of the task, also if joint training merged the steps.
+        step: The number of the step.
+        confusion: The confusion matrix of all channels.
     """
     names = classes.names(step)
     iou: Ious = dict(zip(names, iou_by_class(confusion), strict=True))
@@ -158,28 +142,28 @@ def compute_metrics(
 
 
 def class_groups(classes: ClassSchedule, groups: StepLabels, step: int) -> dict[str, list[str]]:
-    """Return the class names that each mean covers, background aside."""
+    """Return the names of the classes in each mean, without the background."""
     name = classes.space.names
     known = set(classes.seen(step))
     by_step = [[name[label] for label in labels if label in known] for labels in groups]
     by_step = [names for names in by_step if names]
-    old = [one for names in by_step[:-1] for one in names]
-    found = {"old": old} if old else {}
-    found |= {"new": by_step[-1], "all": old + by_step[-1]}
-    return found | {f"step_{i}": names for i, names in enumerate(by_step)}
+    old = [class_name for names in by_step[:-1] for class_name in names]
+    result = {"old": old} if old else {}
+    result |= {"new": by_step[-1], "all": old + by_step[-1]}
+    return result | {f"step_{i}": names for i, names in enumerate(by_step)}
 
 
 def group_means(iou: Ious, groups: dict[str, list[str]]) -> dict[str, float | None]:
-    """Return each group's mean IoU, without the background and with it as one class more."""
+    """Return the mean IoU of each group, without and with the background as another class."""
     means: dict[str, float | None] = {}
     for group, names in groups.items():
-        means[f"{group}_{WITHOUT}"] = mean_of([iou[one] for one in names])
-        means[f"{group}_{WITH}"] = mean_of([iou[one] for one in (BACKGROUND, *names)])
+        means[f"{group}_{WITHOUT}"] = mean_of([iou[name] for name in names])
+        means[f"{group}_{WITH}"] = mean_of([iou[name] for name in (BACKGROUND, *names)])
     return means
 
 
 def summarize(steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what only several steps together show: the step x class matrix and forgetting.
+    """Return the metrics of several steps: the IoU by step and class, and forgetting.
 
     Forgetting of a class is its best IoU after an earlier step minus its IoU after the last.
     """

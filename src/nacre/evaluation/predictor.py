@@ -1,15 +1,15 @@
 """The one way from images of any size to class scores and class maps.
 
-    image -> scaled, if the model learned at another scale -> windows, if it is to be seen through
-    them -> padded to sides that the network takes -> network -> cut back and upsampled -> class
+    image -> scaled, if the model was trained at another scale -> windows, if it uses them -> padded
+    to sides that the network takes -> network -> cropped and upsampled -> class
 
-Tests, agreement, `nacre predict`, the images of reports and the check of exported files go this
-way, and the exported graph (`nacre.export.graph`) contains the same one.
+Tests, agreement, `nacre predict`, the images of reports and the check of exported files use it, and
+the exported graph (`nacre.export.graph`) does the same.
 
-Windows overlap by at least a third; where they do, the probabilities of all of them are added up.
-An image that one window covers is seen as a whole. The blocks of a large image come strip by
-strip: once the windows of a row are added, all above the next row of windows is settled and leaves
-the sums, so that nothing of the size of the image is ever held.
+Windows overlap by at least a third, and their probabilities are summed. An image that fits into one
+window is predicted as a whole. A large image is predicted in strips of columns, from top to bottom:
+rows above the next row of windows are complete and leave the sums, so that no tensor has the size
+of the image.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,25 +35,25 @@ from nacre.models.io import ModelInfo
 from nacre.models.network import Network
 
 NOT_FINITE = (
-    "the network's scores are not finite numbers, so it says nothing about any pixel: its weights "
-    "are damaged, or its training diverged (a smaller learning rate may help)"
+    "the network's scores are not finite numbers: its weights are damaged, or its training diverged"
+    " (set a smaller learning rate)"
 )
 
-MOST_PIXELS = 2**26
-"""Pixels of the largest image that is shown to a network at once: some 67 million."""
+MAX_PIXELS = 2**26
+"""Pixels of the largest image that a network predicts at once: 67 million."""
 
-STRIP_BYTES = 128 << 20
-"""What the sums of a strip of a large image may take."""
+MAX_STRIP_BYTES = 128 << 20
+"""Memory for the sums of a strip of a large image."""
 
 Size = tuple[int, int]
 
 Read = Callable[[slice, slice], Tensor]
-"""Returns rows and columns of an image as uint8 3,h,w."""
+"""Returns a part of an image by rows and columns, uint8 3,h,w."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A part of an image and the channel of each of its pixels."""
+    """A part of an image and the channels of its pixels."""
 
     rows: slice
     columns: slice
@@ -61,7 +61,7 @@ class Block:
 
 
 def check_finite(scores: Tensor) -> Tensor:
-    """Return scores that are finite numbers; refuse others."""
+    """Return scores; raise NacreError if they are not finite."""
     if not bool(scores.isfinite().all()):
         raise NacreError(NOT_FINITE)
     return scores
@@ -69,18 +69,18 @@ def check_finite(scores: Tensor) -> Tensor:
 
 def smaller(one: int, other: int) -> int:
     """Return the smaller of two numbers, which may be symbols of a graph."""
-    found: int = torch.sym_min(one, other)  # type: ignore[no-untyped-call]
-    return found
+    result: int = torch.sym_min(one, other)  # type: ignore[no-untyped-call]
+    return result
 
 
 def larger(one: int, other: int) -> int:
     """Return the larger of two numbers, which may be symbols of a graph."""
-    found: int = torch.sym_max(one, other)  # type: ignore[no-untyped-call]
-    return found
+    result: int = torch.sym_max(one, other)  # type: ignore[no-untyped-call]
+    return result
 
 
-def seen_size(size: Size, mode: EvalMode, crop: int) -> Size:
-    """Return the size at which a network sees an image; its sides may be symbols of a graph."""
+def input_size(size: Size, mode: EvalMode, crop: int) -> Size:
+    """Return the size to which an image is scaled; its sides may be symbols of a graph."""
     if mode != "crop":
         return size
     shorter = smaller(*size)
@@ -91,22 +91,23 @@ def seen_size(size: Size, mode: EvalMode, crop: int) -> Size:
 
 
 def window_starts(length: int, window: int) -> Tensor:
-    """Return where windows begin along a side, evenly, the last one ending at its end."""
+    """Return the evenly spaced starts of the windows that cover a side."""
     beyond = larger(length - window, 0)
     last = (3 * beyond + 2 * window - 1) // (2 * window)
     return (2 * torch.arange(last + 1) * beyond + last) // (2 * larger(last, 1))
 
 
 def padded_places(side: int, multiple: int) -> Tensor:
-    """Return the places of the pixels along a padded side: the last one is repeated."""
+    """Return the pixels along a padded side, of which the last one is repeated."""
     return torch.arange((side + multiple - 1) // multiple * multiple).clamp(max=side - 1)
 
 
 def resize_weights(inputs: int, outputs: int) -> Tensor:
     """Return the matrix, outputs x inputs, of a bilinear resize with antialiasing.
 
-    The weights of an output are a triangle around its center, as wide as two of its own pixels or
-    of the input's, whichever are wider. Sizes come from the places, so that a graph holds them.
+    The weights of an output are a triangle around its center, as wide as two pixels of the output
+    or of the input, whichever is wider. The scale follows from tensors, so that the exported graph
+    computes it.
     """
     places, pixels = (torch.arange(side, dtype=torch.float32) for side in (outputs, inputs))
     scale = (pixels.max() + 1) / (places.max() + 1)
@@ -118,17 +119,17 @@ def resize_weights(inputs: int, outputs: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A network and how it sees images.
+    """A network and the way it predicts images.
 
     Attributes:
-        network: In eval mode.
-        mode: `crop` scales the shorter side to the crop; `full` leaves images as they are;
-            `sliding` leaves them, too, and looks through windows of the crop's size.
+        network: The network, in eval mode.
+        mode: `crop` scales the shorter side to the crop; `full` does not scale; `sliding` does not
+            scale, either, and predicts in windows of the crop's size.
         crop: Side of the training crops.
-        window: Side of windows in any mode; None has them in `sliding` alone.
-        mirror: Whether scores are the mean of those of the image and of its mirror image.
+        window: Side of windows in any mode; with None only `sliding` has windows.
+        mirror: Whether to average the scores with those of the mirror image.
         edges: Whether upsampled scores follow the edges of the image.
-        check: Looks at the network's scores; that of a `ConfusionMatrix` does not wait for a GPU.
+        check: Checks the network's scores and returns them.
     """
 
     network: Network
@@ -143,16 +144,16 @@ class Predictor:
     def scores(self, images: Tensor) -> Tensor:
         """Return the scores of all pixels, N,C,H,W, of images N,3,H,W in 0..255.
 
-        Through windows they are probabilities, added up.
+        With windows they are sums of probabilities.
         """
         maps, side = self._maps(images), self._side
         scores = upsample_maps(maps, _size(images), _guide(maps, images))
-        is_one = side is not None and max(self._seen(images)) <= side
-        return scores.softmax(1) if is_one else scores
+        is_one_window = side is not None and max(self._input_size(images)) <= side
+        return scores.softmax(1) if is_one_window else scores
 
     @torch.no_grad()
     def probabilities(self, images: Tensor) -> Tensor:
-        """Return how probable each class is at each pixel, N,C,H,W: the mean over windows."""
+        """Return the probabilities of the classes, N,C,H,W, averaged over windows."""
         scores = self.scores(images)
         return scores.softmax(1) if self._side is None else scores / scores.sum(1, keepdim=True)
 
@@ -168,25 +169,28 @@ class Predictor:
 
         Args:
             read: Reads a part of the image.
-            size: Its height and width.
-            strip: Columns of a strip of windows; as the memory allows by default.
+            size: Height and width of the image.
+            strip: Columns of a strip of windows; by default as many as the memory allows.
         """
-        seen = seen_size(size, self.mode, self.crop)
-        if seen == size and self._side is not None and max(size) > self._side:
+        scaled = input_size(size, self.mode, self.crop)
+        if scaled == size and self._side is not None and max(size) > self._side:
             for rows, columns, sums in self._window_sums(read, size, self._side, strip):
                 yield Block(rows, columns, sums.argmax(0).to(class_type(len(sums))).cpu())
             return
-        check_size(size, seen)
+        check_size(size, scaled)
         columns = slice(0, size[1])
-        image = read(slice(0, size[0]), columns) if seen == size else _read_scaled(read, size, seen)
-        maps = self._seen_maps(image[None].to(self._device))
+        if scaled == size:
+            image = read(slice(0, size[0]), columns)
+        else:
+            image = _read_scaled(read, size, scaled)
+        maps = self._scaled_maps(image[None].to(self._device))
 
         def guide(rows: slice) -> Tensor:
             return read(rows, columns)[None].to(self._device)
 
-        strips = class_strips(maps, size, None if maps.colors is None else guide)
-        for one, lines in strips:
-            yield Block(one.rows, columns, lines.to(class_type(maps.scores.shape[1])).cpu())
+        dtype = class_type(maps.scores.shape[1])
+        for part, lines in class_strips(maps, size, None if maps.colors is None else guide):
+            yield Block(part.rows, columns, lines.to(dtype).cpu())
 
     @property
     def _side(self) -> int | None:
@@ -196,25 +200,25 @@ class Predictor:
     def _device(self) -> torch.device:
         return next(self.network.parameters()).device
 
-    def _seen(self, images: Tensor) -> Size:
-        return seen_size(_size(images), self.mode, self.crop)
+    def _input_size(self, images: Tensor) -> Size:
+        return input_size(_size(images), self.mode, self.crop)
 
     def _maps(self, images: Tensor) -> Maps:
-        size, seen = _size(images), self._seen(images)
-        check_size(size, seen)
-        if seen != size:
-            images = F.interpolate(images.float(), seen, mode="bilinear", antialias=True)
-        return self._seen_maps(images)
+        size, scaled = _size(images), self._input_size(images)
+        check_size(size, scaled)
+        if scaled != size:
+            images = F.interpolate(images.float(), scaled, mode="bilinear", antialias=True)
+        return self._scaled_maps(images)
 
-    def _seen_maps(self, images: Tensor) -> Maps:
-        """Return the scores of images at the scale at which they are seen."""
+    def _scaled_maps(self, images: Tensor) -> Maps:
+        """Return the scores of images that have been scaled."""
         side, size = self._side, _size(images)
         if side is None or max(size) <= side:
             return self._whole_maps(images)
         return whole_maps(torch.stack([self._all_sums(image, side) for image in images]))
 
     def _whole_maps(self, images: Tensor) -> Maps:
-        """Return the scores of images that the network sees at once."""
+        """Return the scores of images that the network predicts at once."""
         height, width = _size(images)
         rows, columns = (padded_places(side, self.network.alignment) for side in (height, width))
         if (len(rows), len(columns)) != (height, width):
@@ -229,7 +233,7 @@ class Predictor:
         return Maps(scores, inside, colors)
 
     def _all_sums(self, image: Tensor, side: int) -> Tensor:
-        """Return the probabilities of an image 3,H,W, added up over all windows."""
+        """Return the sums of the probabilities of an image 3,H,W over all windows."""
         size = _size(image)
         total = torch.zeros(self.network.num_classes, *size, device=image.device)
         for rows, columns, sums in self._window_sums(
@@ -241,7 +245,7 @@ class Predictor:
     def _window_sums(
         self, read: Read, size: Size, side: int, strip: int | None
     ) -> Iterator[tuple[slice, slice, Tensor]]:
-        """Yield settled rows of each strip of columns, and the sums of their probabilities."""
+        """Yield rows and columns for which all windows are added, and the sums."""
         strip = strip or strip_width(side, self.network.num_classes)
         for left in range(0, size[1], strip):
             columns = slice(left, min(left + strip, size[1]))
@@ -255,12 +259,12 @@ class Predictor:
         width = columns.stop - columns.start
         total = torch.zeros(self.network.num_classes, high, width, device=self._device)
         for top, following in pairwise([*window_starts(size[0], side).tolist(), size[0]]):
-            for seen in _touching(size[1], side, columns):
-                part = read(slice(top, top + high), seen).to(self._device)[None]
+            for window in _touching(size[1], side, columns):
+                part = read(slice(top, top + high), window).to(self._device)[None]
                 maps = self._whole_maps(part)
-                # The sum is enough: at a pixel all channels would be divided by the same number.
+                # No mean is needed: it would divide all channels of a pixel by the same number.
                 scores = upsample_maps(maps, _size(part), _guide(maps, part)).softmax(1)
-                across, within = _overlap(columns, seen)
+                across, within = _overlap(columns, window)
                 total[:, :, across] += scores[0, :, :, within]
             settled = following - top
             yield slice(top, following), total[:, :settled].clone()
@@ -269,30 +273,30 @@ class Predictor:
 
 
 def cut_predictor(network: Network, images: ImagesConfig) -> Predictor:
-    """Return how a network sees test images that were scaled and cut as the config says."""
+    """Return the predictor for test images, which the data set scales and crops."""
     window, (mirror, edges) = images.test_window, _decided(images)
     return Predictor(network, window=window, mirror=mirror, edges=edges)
 
 
 def whole_predictor(network: Network, images: ImagesConfig) -> Predictor:
-    """Return how a network sees whole images, as `nacre predict` shows them."""
+    """Return the predictor for whole images, as in `nacre predict`."""
     mirror, edges = _decided(images)
     return Predictor(network, images.predict_mode, images.crop_size, mirror=mirror, edges=edges)
 
 
 def model_predictor(network: Network, info: ModelInfo) -> Predictor:
-    """Return how the network of a model file sees images, as the file says."""
+    """Return the predictor with the settings of a model file."""
     return Predictor(network, info.predict_mode, info.crop, mirror=info.mirror, edges=info.edges)
 
 
 def _decided(images: ImagesConfig) -> tuple[bool, bool]:
-    """Return whether mirror images are seen and edges followed; what is undecided is not."""
+    """Return `mirror` and `edges`, with `auto` as False."""
     return images.mirror is True, images.edges is True
 
 
 def strip_width(window: int, channels: int) -> int:
-    """Return the columns of a strip: a window's at least, else as many as the memory allows."""
-    return max(window, STRIP_BYTES // (4 * channels * window))
+    """Return the columns of a strip: as many as the memory allows, at least a window's."""
+    return max(window, MAX_STRIP_BYTES // (4 * channels * window))
 
 
 def _size(images: Tensor) -> Size:
@@ -303,18 +307,18 @@ def _guide(maps: Maps, images: Tensor) -> Guide | None:
     return None if maps.colors is None else lambda rows: images[:, :, rows]
 
 
-def check_size(size: Size, seen: Size) -> None:
-    """Refuse an image of which a network would see too many pixels at once."""
-    if seen[0] * seen[1] > MOST_PIXELS:
+def check_size(size: Size, scaled: Size) -> None:
+    """Raise NacreError if a scaled image has too many pixels for a network."""
+    if scaled[0] * scaled[1] > MAX_PIXELS:
         raise NacreError(
-            f"an image of {size[1]} x {size[0]} pixels is too large: the network would see "
-            f"{seen[1]} x {seen[0]}, and {MOST_PIXELS:,} pixels are the most"
+            f"an image of {size[1]} x {size[0]} pixels is too large: scaled for the network it has "
+            f"{scaled[1]} x {scaled[0]}, and the maximum is {MAX_PIXELS:,} pixels"
         )
 
 
-def _read_scaled(read: Read, size: Size, seen: Size) -> Tensor:
-    """Return a large image scaled, of which some rows at a time are read."""
-    rows, columns = resize_weights(size[0], seen[0]), resize_weights(size[1], seen[1])
+def _read_scaled(read: Read, size: Size, scaled: Size) -> Tensor:
+    """Return a scaled image, read a few rows at a time."""
+    rows, columns = resize_weights(size[0], scaled[0]), resize_weights(size[1], scaled[1])
     parts = []
     for row in rows:
         (used,) = row.nonzero(as_tuple=True)
@@ -325,7 +329,7 @@ def _read_scaled(read: Read, size: Size, seen: Size) -> Tensor:
 
 
 def _touching(length: int, window: int, part: slice) -> Iterator[slice]:
-    """Yield the windows along a side that have something in common with a part of it."""
+    """Yield the windows along a side that overlap a part of it."""
     for start in window_starts(length, window).tolist():
         stop = min(start + window, length)
         if start < part.stop and stop > part.start:
@@ -333,7 +337,7 @@ def _touching(length: int, window: int, part: slice) -> Iterator[slice]:
 
 
 def _overlap(part: slice, window: slice) -> tuple[slice, slice]:
-    """Return where a window lies in a part, and where that is in the window."""
+    """Return the overlap of a part and a window, relative to the part and to the window."""
     start, stop = max(part.start, window.start), min(part.stop, window.stop)
     return (
         slice(start - part.start, stop - part.start),

@@ -1,13 +1,11 @@
-"""From a network's coarse scores to the class of each pixel, a few rows at a time.
+"""From a network's low-resolution scores to the class of each pixel, a few rows at a time.
 
-The class of a pixel is the channel with the greatest upsampled score. Upsampling by strips
-(`nacre.losses.strips`) keeps the memory independent of classes times pixels. Within a strip,
-laid out as lines, channels, columns, the greatest value is fast to find and its channel is slow,
-so the channel is found by values alone (`first_channel`).
+The class of a pixel is the channel with the greatest upsampled score. With strips
+(`nacre.losses.strips`) the memory does not depend on classes times pixels.
 
-Edge-aware upsampling is joint bilateral (Kopf et al. 2007): a pixel takes the scores of the nine
-cells around it, weighted by distance and by how much the color of the pixel differs from the mean
-color of the cell:
+Edge-aware upsampling is joint bilateral (Kopf et al. 2007): the score of a pixel is a mean over the
+nine cells around it, weighted by their distance and by the difference between the color of the
+pixel and the mean color of the cell:
 
     w(p, j) ~ exp(-|p - j|^2 / (2 d^2) - |color(p) - color(j)|^2 / (2 c^2)),  d = 1/2 cell, c = 0.1
 """
@@ -23,11 +21,11 @@ from nacre.labels.channels import target_dtype
 from nacre.losses.reference import at_least_float32, upsample
 from nacre.losses.strips import Strip, StripUpsampler, first_channel
 
-DISTANCE = 0.5
-"""Standard deviation of the distance between a pixel and the middle of a cell, in cells."""
+DISTANCE_STD_CELLS = 0.5
+"""Standard deviation of the distance between a pixel and the center of a cell, in cells."""
 
-COLOR = 0.1
-"""Standard deviation of the color of a pixel from the mean of a cell, of RGB in 0..1."""
+COLOR_STD = 0.1
+"""Standard deviation of a pixel's color from the mean of a cell, for RGB in 0..1."""
 
 _STRIP_BYTES = 16 << 20
 
@@ -37,12 +35,12 @@ Guide = Callable[[slice], Tensor]
 
 @dataclass(frozen=True)
 class Maps:
-    """Coarse scores of images.
+    """Low-resolution scores of images.
 
     Attributes:
         scores: N,C,h,w.
-        inside: How many of their rows and columns the images cover: the rest is padding.
-        colors: Mean color of each cell, N,3,h,w in 0..255; for edge-aware upsampling.
+        inside: The rows and columns that the images cover; the rest is padding.
+        colors: The mean color of each cell, N,3,h,w in 0..255, for edge-aware upsampling.
     """
 
     scores: Tensor
@@ -51,12 +49,12 @@ class Maps:
 
 
 def whole_maps(scores: Tensor) -> Maps:
-    """Return scores that the images cover completely."""
+    """Return scores without padding as maps."""
     return Maps(scores, (float(scores.shape[-2]), float(scores.shape[-1])))
 
 
 def class_type(channels: int) -> torch.dtype:
-    """Return the type of class maps, which is that of targets."""
+    """Return the type of class maps with a number of channels; targets have the same."""
     dtype: torch.dtype = getattr(torch, target_dtype(channels))
     return dtype
 
@@ -66,9 +64,9 @@ def upsample_maps(maps: Maps, size: tuple[int, int], guide: Guide | None = None)
     """Return the scores of all pixels, N,C,H,W.
 
     Args:
-        maps: The coarse scores.
+        maps: The low-resolution scores.
         size: Height and width.
-        guide: Images whose edges the scores follow; None upsamples bilinearly.
+        guide: The images, whose edges the scores follow; None upsamples bilinearly.
     """
     scores = at_least_float32(maps.scores)
     if guide is not None:
@@ -76,19 +74,16 @@ def upsample_maps(maps: Maps, size: tuple[int, int], guide: Guide | None = None)
     if maps.inside == whole_maps(maps.scores).inside:
         return upsample(scores, size)
     upsampler = StripUpsampler(scores, size, maps.inside)
-    # Autocast would take the matrix products to half precision.
+    # Autocast would compute the matrix products in half precision.
     with torch.autocast(scores.device.type, enabled=False):
         return upsampler.row_weights @ scores @ upsampler.column_weights.t()
 
 
 @torch.no_grad()
 def predict_classes(maps: Maps, size: tuple[int, int], guide: Guide | None = None) -> Tensor:
-    """Return the channels that `upsample_maps(maps, size, guide).argmax(1)` would give.
+    """Return `upsample_maps(maps, size, guide).argmax(1)` without the upsampled scores, N,H,W.
 
-    Where two upsampled scores differ by no more than rounding, either channel may be the answer.
-
-    Returns:
-        N,H,W on the device of the scores, of the type that `class_type` says.
+    If two upsampled scores only differ by rounding, either channel may be returned.
     """
     images, channels = maps.scores.shape[:2]
     device = maps.scores.device
@@ -102,7 +97,7 @@ def predict_classes(maps: Maps, size: tuple[int, int], guide: Guide | None = Non
 def class_strips(
     maps: Maps, size: tuple[int, int], guide: Guide | None = None
 ) -> Iterator[tuple[Strip, Tensor]]:
-    """Yield strips of images and the channels of their pixels as lines L,W."""
+    """Yield strips of images, and the channels of their pixels as lines L,W."""
     every = slice(0, len(maps.scores))
     if guide is not None:
         for rows, scores in _edge_aware_strips(maps, size, guide):
@@ -111,11 +106,11 @@ def class_strips(
     scores = at_least_float32(maps.scores.detach())
     upsampler = StripUpsampler(scores, size, maps.inside)
     for strip in upsampler.strips():
-        # Autocast would take the matrix products to half precision.
+        # Autocast would compute the matrix products in half precision.
         with torch.autocast(scores.device.type, enabled=False):
             lines = upsampler.lines(strip)
-            found = first_channel(lines.eq_(lines.amax(1, keepdim=True)))
-        yield strip, found
+            channels = first_channel(lines.eq_(lines.amax(1, keepdim=True)))
+        yield strip, channels
 
 
 def _edge_aware_strips(
@@ -150,22 +145,22 @@ def upsample_along_edges(
     cells: Sequence[Tensor],
     nearness: Sequence[Tensor],
 ) -> Tensor:
-    """Return the scores of pixels, N,C,H,W: means over the nine cells around each.
+    """Return the scores of pixels, N,C,H,W: weighted means of the nine cells around each.
 
     Args:
-        scores: N,C,h,w, of cells.
-        colors: N,3,h,w in 0..1, of cells.
-        pixels: N,3,H,W in 0..1.
-        cells: Of rows and of columns, those around each pixel (`cells_around`).
-        nearness: Of rows and of columns, what distance says of them.
+        scores: The scores of the cells, N,C,h,w.
+        colors: The colors of the cells, N,3,h,w in 0..1.
+        pixels: The colors of the pixels, N,3,H,W in 0..1.
+        cells: The rows, then the columns, of the cells around each pixel (`cells_around`).
+        nearness: The logarithms of their distance weights.
     """
     (rows, columns), (down, across) = cells, nearness
     around = list(product(range(3), range(3)))
     nearest = []
     for i, j in around:
         far = (pixels - _pick(colors, rows[i], columns[j])).square().sum(1)
-        nearest.append(down[i, :, None] + across[j] - far / (2 * COLOR * COLOR))
-    shares = torch.stack(nearest).softmax(0)  # that of the nearest never vanishes
+        nearest.append(down[i, :, None] + across[j] - far / (2 * COLOR_STD * COLOR_STD))
+    shares = torch.stack(nearest).softmax(0)  # never 0 / 0
     total = torch.zeros((), device=scores.device)
     for share, (i, j) in zip(shares, around, strict=True):
         total = total + share[:, None] * _pick(scores, rows[i], columns[j])
@@ -175,17 +170,17 @@ def upsample_along_edges(
 def cells_around(
     inputs: int, outputs: int, scale: float | Tensor, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return for each pixel of a side the three cells around it, and what distance says of them.
+    """Return the three cells around each pixel of a side, and their log distance weights.
 
     Args:
-        inputs: Cells.
-        outputs: Pixels.
+        inputs: Number of cells.
+        outputs: Number of pixels.
         scale: Cells per pixel.
-        device: Where both are to be.
+        device: The device of the result.
     """
     place = (torch.arange(outputs, device=device) + 0.5) * scale
     around = place.floor().long() + torch.tensor([[-1], [0], [1]], device=device)
-    weights = -(place - (around + 0.5)).square() / (2 * DISTANCE * DISTANCE)
+    weights = -(place - (around + 0.5)).square() / (2 * DISTANCE_STD_CELLS * DISTANCE_STD_CELLS)
     return around.clamp(0, inputs - 1), weights
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from nacre.errors import NacreError
 from nacre.evaluation.predictor import (
     Predictor,
+    input_size,
     padded_places,
     resize_weights,
-    seen_size,
     smaller,
     window_starts,
 )
@@ -68,7 +68,7 @@ class ImageToClasses(nn.Module):
         height, width = image.shape[1], image.shape[2]
         image = guide = image[0].permute(2, 0, 1).float()
         if self.mode == "crop":
-            seen = seen_size((height, width), self.mode, self.crop)
+            seen = input_size((height, width), self.mode, self.crop)
             rows, columns = resize_weights(height, seen[0]), resize_weights(width, seen[1])
             image = rows @ image @ columns.T
         score = self._score_windows if self.mode == "sliding" else self._score_whole

@@ -23,7 +23,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from nacre.data.image_io import Pixels
 from nacre.errors import NacreError, describe_errors
-from nacre.evaluation.predictor import Predictor, check_size, model_predictor, seen_size
+from nacre.evaluation.predictor import Predictor, check_size, input_size, model_predictor
 from nacre.export.graph import ImageToClasses, to_onnx
 from nacre.models.io import History, Level, ModelInfo, Name, check_channels
 from nacre.models.network import Network
@@ -282,7 +282,7 @@ class OnnxModel:
             NacreError: the network would receive too many pixels.
         """
         size, metadata = (image.shape[0], image.shape[1]), self.metadata
-        check_size(size, seen_size(size, metadata.predict_mode, metadata.crop))
+        check_size(size, input_size(size, metadata.predict_mode, metadata.crop))
         (batch,) = self.session.run(["classes"], {"image": image[None]})
         classes: Pixels = batch[0]
         if classes.max() >= len(metadata.classes):
