@@ -10,6 +10,9 @@ from nacre.errors import NacreError
 from nacre.evaluation.evaluate import evaluate, report_forgetting
 from nacre.evaluation.metrics import ConfusionMatrix, confusion_matrix
 from nacre.evaluation.predictor import Predictor
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
 from nacre.models.network import Output
 from nacre.utils.device import FLOAT32, Precision
 
@@ -156,3 +159,14 @@ def test_a_report_of_forgetting_leaves_frozen_batch_norm_frozen():
     after[1].train()
     report_forgetting(before, after, [(images.float(), truth)])
     assert not after[1].running_mean.any(), "it was looked at in eval mode"
+
+
+def test_a_report_of_forgetting_counts_unknown_pixels_as_background() -> None:
+    torch.manual_seed(0)
+    network = build_network(DeepLabConfig(backbone="tiny", decoder_channels=8), 3, 32).eval()
+    assert isinstance(network, DeepLab)
+    with torch.no_grad():
+        network.classifier.add_row("unknown")
+        network.classifier.unknown.bias += 12
+    images, targets = torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.long)
+    assert report_forgetting(network, network, [(images, targets)]).after[0] == 1

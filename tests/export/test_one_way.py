@@ -161,12 +161,12 @@ def by_tests(model: Model, predicted: Maps, images: Path, folder: Path) -> Maps:
     )
     whole = config.model_copy(update={"eval_mode": "full"})
     dataset = EvalDataset(LabeledImages(source, stems, mapping, "val"), whole)
-    kept = ClassMaps()
+    metric = ClassMaps()
     batches = (
         (one[None], target[None]) for one, target in map(dataset.__getitem__, range(len(stems)))
     )
-    evaluate(whole_predictor(model.network, config), batches, [kept], torch.device("cpu"))
-    by_stem = dict(zip(stems, kept.maps, strict=True))
+    evaluate(whole_predictor(model.network, config), batches, [metric], torch.device("cpu"))
+    by_stem = dict(zip(stems, metric.maps, strict=True))
     return {name: by_stem[Path(name).stem] for name in predicted}
 
 

@@ -193,10 +193,10 @@ class Slow:
 
     def __init__(self, like: OnnxModel, slow_width: int) -> None:
         self.metadata, self.slow_width = like.metadata, slow_width
-        self.go, self.seen = threading.Event(), 0
+        self.go, self.count = threading.Event(), 0
 
     def classify(self, image):
-        self.seen += 1
+        self.count += 1
         if image.shape[1] == self.slow_width:
             self.go.wait(60)
         return np.zeros(image.shape[:2], np.uint8)
@@ -212,7 +212,7 @@ def test_a_request_does_not_wait_forever(opened, monkeypatch) -> None:
     monkeypatch.setattr(server_module, "MAX_RUNNING", 1)
     with serving(model) as port, ThreadPoolExecutor(2) as pool:
         first = pool.submit(ask_width, port, 7)
-        wait_until(lambda: model.seen == 1)
+        wait_until(lambda: model.count == 1)
         assert ask_width(port, 8) == 503
         model.go.set()
         assert first.result() == 200
@@ -223,8 +223,8 @@ def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
     model.classify = lambda image: [][1]
     with serving(model) as port:
         assert ask_width(port, 8) == 500
-    said = ""
-    until = time.monotonic() + 60
-    while not said and time.monotonic() < until:  # it is printed after the answer
-        said = capfd.readouterr().err
-    assert said == "a request failed: IndexError: list index out of range\n"
+    printed = ""
+    deadline = time.monotonic() + 60
+    while not printed and time.monotonic() < deadline:  # it is printed after the response
+        printed = capfd.readouterr().err
+    assert printed == "a request failed: IndexError: list index out of range\n"

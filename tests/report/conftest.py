@@ -1,4 +1,4 @@
-"""Run folders with drawn figures and untrained networks: quick to make, whole in every file."""
+"""Complete run folders with random metrics and untrained networks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -48,7 +48,7 @@ def make_config(method: Any, seed: int, scenario: str = SCENARIO, **overrides: A
 
 
 def make_paper_config(method: Any, seed: int, scenario: str, **overrides: Any) -> RunConfig:
-    """Return what the preset `paper` makes of a scenario and a method."""
+    """Return the config of the preset `paper` for a scenario and a method."""
     values = {"scenario": scenario, "method": method, "seed": seed, "data": {"root": "x"}}
     values = deep_merge({**values, "model": {"weights": "resnet101.pth"}}, overrides)
     return build_config(preset="paper", overrides=values)
@@ -64,7 +64,7 @@ def write_run(
     fingerprint: dict[str, Any] | None = None,
     **overrides: Any,
 ) -> Path:
-    """Write a finished run whose confusion matrices are drawn from its method and seed."""
+    """Write a finished run with random confusion matrices that depend on its method and seed."""
     config = make(method, seed, **overrides)
     scenario = scenario_of(config)
     folder = RunFolder(path)
@@ -163,21 +163,19 @@ def _images(noted: tuple[int, str]) -> dict[str, Any]:
 
 @pytest.fixture
 def make_paper_run(tmp_path: Path) -> MakeRun:
-    """Write a run as the preset `paper` has it, on the released images."""
+    """Write runs with the preset `paper` on the released images."""
 
     def make(name: str, method: Any, scenario: str, **more: Any) -> Path:
         images = released_images(scenario, joint=method == "joint")
-        given = {"fingerprint": images, **more}
-        return write_run(
-            tmp_path / name, method, scenario=scenario, make=make_paper_config, **given
-        )
+        values = {"fingerprint": images, "make": make_paper_config, **more}
+        return write_run(tmp_path / name, method, scenario=scenario, **values)
 
     return make
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Write a run into a folder of the test's own."""
+    """Write runs into the temporary folder of a test."""
 
     def make(name: str, *args: Any, **more: Any) -> Path:
         return write_run(tmp_path / name, *args, **more)
@@ -187,7 +185,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of each method, networks and all."""
+    """A folder with a run of four methods and their networks."""
     folder = tmp_path_factory.mktemp("runs")
     for method in ("ft", "lwf", "mib", "joint"):
         write_run(folder / method, method, networks=True)

@@ -10,13 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-import nacre
 from nacre.api.model import load
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import IGNORE_INDEX
-from nacre.models.build import build_network
-from nacre.models.config import DeepLabConfig
-from nacre.models.deeplab import DeepLab
 from nacre.report.images import (
     Sheet,
     SheetRow,
@@ -25,7 +21,6 @@ from nacre.report.images import (
     comparison_sheet,
     data_uri,
     open_data,
-    predict_masks,
 )
 from nacre.report.results import load_results
 
@@ -90,31 +85,3 @@ def test_a_data_uri_contains_the_image() -> None:
     assert np.array_equal(np.asarray(shown.convert("RGB")), pixels)
     smaller = data_uri(pixels, 16).partition(",")[2]
     assert Image.open(io.BytesIO(b64decode(smaller))).size == (8, 16)
-
-
-@pytest.fixture
-def undecided() -> DeepLab:
-    """A network that predicts its row `unknown` everywhere."""
-    torch.manual_seed(0)
-    model = DeepLabConfig(backbone="tiny", decoder_channels=8)
-    network = build_network(model, 3, 32).eval()
-    assert isinstance(network, DeepLab)
-    with torch.no_grad():
-        network.classifier.rows[0].bias[1] += 6
-        network.classifier.add_row("unknown")
-        network.classifier.unknown.bias += 12
-    return network
-
-
-def test_an_image_shows_unknown_pixels_as_background(undecided: DeepLab) -> None:
-    pixels = np.zeros((32, 32, 3), np.uint8)
-    image = TestImage("one", pixels, np.zeros((32, 32), np.uint8))
-    assert not predict_masks(Predictor(undecided), [image])[0].any()
-    undecided.classifier.keep_rows(frozenset())
-    assert (predict_masks(Predictor(undecided), [image])[0] == 1).all()
-
-
-def test_a_report_of_forgetting_counts_unknown_pixels_as_background(undecided: DeepLab) -> None:
-    images, targets = torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.long)
-    report = nacre.report_forgetting(undecided, undecided, [(images, targets)])
-    assert report.after[0] == 1

@@ -106,7 +106,7 @@ def test_variants_of_a_method_are_named_by_what_differs(make_run: Any) -> None:
     names = [row.name for row in results.rows]
     assert len(set(names)) == 3
     assert {row.name for row in others.rows} == {"MiB", "MiB (init=random)"}
-    # The method's defaults are not told, a recipe has none.
+    # Default values of the method are not part of the names.
     assert "MiB (init=random, kd=plain, train.epochs=4)" in names
     assert "MiB (train.epochs=99)" in names
 
@@ -214,7 +214,7 @@ def test_an_unfinished_run_and_trials_are_left_out_of_a_folder(make_run: Any) ->
         load_results([runs / "step"])
     with pytest.raises(NacreError, match=r"no finished run in .*tuned is left out"):
         load_results([runs / "tuned"], lines.append)
-    assert len(lines) == 3  # the error says it, and it is said once
+    assert len(lines) == 3  # the error has it, and it is not repeated
 
 
 @pytest.mark.parametrize("rest", ['{"time": 1.0, "event": "tr', "\0\0\0", '["a", "list"]\n'])

@@ -95,15 +95,15 @@ class Browser:
         return json.loads(message)
 
     def _note(self, event: dict[str, Any]) -> None:
-        method, given = event.get("method"), event.get("params", {})
+        method, details = event.get("method"), event.get("params", {})
         if method == "Runtime.consoleAPICalled":
-            self.console.append(" ".join(str(one.get("value", one)) for one in given["args"]))
+            self.console.append(" ".join(str(one.get("value", one)) for one in details["args"]))
         elif method == "Runtime.exceptionThrown":
-            self.console.append(json.dumps(given["exceptionDetails"])[:500])
+            self.console.append(json.dumps(details["exceptionDetails"])[:500])
         elif method == "Log.entryAdded":
-            self.console.append(given["entry"]["text"])
+            self.console.append(details["entry"]["text"])
         elif method == "Network.requestWillBeSent":
-            url = given["request"]["url"]
+            url = details["request"]["url"]
             if not url.startswith(("blob:", "data:")):
                 self.requests.append(url)
 
@@ -141,12 +141,6 @@ class Browser:
         root = self.send("DOM.getDocument")["root"]["nodeId"]
         node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.send("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in files])
-
-    def press(self, key: str, code: int) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.send(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code
-            )
 
     def close(self) -> None:
         try:

@@ -92,19 +92,6 @@ def test_two_steps_are_compared(predicted: Browser) -> None:
     predicted.until("at('divider').hidden")
 
 
-def test_everything_is_reached_by_the_keyboard(predicted: Browser) -> None:
-    predicted.run("document.body.tabIndex = -1, document.body.focus()")
-    reached = []
-    for _ in range(40):
-        predicted.press("Tab", 9)
-        reached.append(predicted.run("document.activeElement.id || document.activeElement.tagName"))
-    assert {"files", "camera", "opacity", "after-model", "save-mask", "class-1"} <= set(reached)
-    predicted.run("at('opacity').focus()")
-    before = int(predicted.run("at('opacity').value"))
-    predicted.press("ArrowRight", 39)
-    assert int(predicted.run("at('opacity').value")) == before + 1
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
 def test_the_page_fits_desks_and_phones(predicted: Browser, width: int, scheme: str) -> None:
     predicted.resize(width, 900, scheme)
