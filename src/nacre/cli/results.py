@@ -137,48 +137,47 @@ def print_table(console: Console, table: "ResultTable") -> None:
     """Print a table; if it is wider than the terminal, print it in several blocks of columns."""
     if not console.is_terminal:
         # A file or a pipe has no width.
-        headings = sum(len(heading) for heading, _ in table.headings())
-        console.width = max(console.width, sum(_widths(table)) + headings + PADDING)
-    for block in _to_rich(table, console.width):
-        console.print(block)
+        widths = (_width(table, i, has_heading=True) for i in range(len(table.columns)))
+        console.width = max(console.width, _names_width(table) + sum(widths) + PADDING)
+    blocks = list(_blocks(table, console.width))
+    for block in blocks:
+        is_first, is_last = block is blocks[0], block is blocks[-1]
+        console.print(_rich_block(table, block, title=is_first, caption=is_last))
 
 
-def _to_rich(table: "ResultTable", width: int) -> list[Table]:
-    """Return a table as blocks that fit a width."""
-    blocks = list(_blocks(_widths(table), width))
-    last = len(blocks) - 1
-    return [
-        _rich_block(table, columns, width, title=i == 0, caption=i == last)
-        for i, columns in enumerate(blocks)
-    ]
+def _names_width(table: "ResultTable") -> int:
+    return max(len("method"), *(len(row.name) for row in table.rows)) + PADDING
 
 
-def _widths(table: "ResultTable") -> list[int]:
-    """Return the minimum width of each column, the methods first; headings can fold."""
-    names = max(len("method"), *(len(row.name) for row in table.rows))
-    widths = [names + PADDING]
-    for i, column in enumerate(table.columns):
-        texts = [column.group, *(row.cells[i].text for row in table.rows)]
-        widths.append(max(map(len, texts)) + PADDING)
-    return widths
+def _width(table: "ResultTable", i: int, *, has_heading: bool) -> int:
+    """Return the width of a column; neighbors with the same heading show it only once."""
+    column = table.columns[i]
+    texts = [column.heading if has_heading else "", column.group]
+    texts += [row.cells[i].text for row in table.rows]
+    return max(map(len, texts)) + PADDING
 
 
-def _blocks(widths: list[int], width: int) -> Iterator[list[int]]:
+def _blocks(table: "ResultTable", width: int) -> Iterator[list[int]]:
     """Yield the columns of each block: as many as fit beside the methods, at least one."""
     block: list[int] = []
-    used = widths[0]
-    for i, needed in enumerate(widths[1:]):
+    used = _names_width(table)
+    for i in range(len(table.columns)):
+        needed = _width(table, i, has_heading=_has_heading(table, block, i))
         if block and used + needed + PADDING > width:
             yield block
-            block, used = [], widths[0]
+            block, used = [], _names_width(table)
+            needed = _width(table, i, has_heading=True)
         block.append(i)
         used += needed
     yield block
 
 
-def _rich_block(
-    table: "ResultTable", columns: list[int], width: int, *, title: bool, caption: bool
-) -> Table:
+def _has_heading(table: "ResultTable", block: list[int], i: int) -> bool:
+    """Return True if a column is the first one with its heading in a block."""
+    return i - 1 not in block or table.columns[i].heading != table.columns[i - 1].heading
+
+
+def _rich_block(table: "ResultTable", columns: list[int], *, title: bool, caption: bool) -> Table:
     shown = Table(
         title=Text(table.title) if title else None,
         caption=Text(table.caption) if caption else None,
@@ -186,26 +185,14 @@ def _rich_block(
         caption_justify="left",
         box=box.HORIZONTALS,
     )
-    shown.add_column("method", overflow="fold")
-    for heading in _headings(table, columns, width):
-        shown.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+    shown.add_column("\nmethod", overflow="fold")
+    for i in columns:
+        heading = table.columns[i].heading if _has_heading(table, columns, i) else ""
+        text = Text(f"{heading}\n{table.columns[i].group}")
+        shown.add_column(text, justify="right", overflow="fold")
     for row, following in zip(table.rows, [*table.rows[1:], None], strict=True):
         rule = following is not None and following.is_bound and not row.is_bound
         cells = [Text(row.cells[i].text, "bold" if row.cells[i].best else "") for i in columns]
-        quiet = "" if row.source == "ours" else "dim italic"
-        shown.add_row(Text(row.name), *cells, end_section=rule, style=quiet)
+        style = "" if row.source == "ours" else "dim italic"
+        shown.add_row(Text(row.name), *cells, end_section=rule, style=style)
     return shown
-
-
-def _headings(table: "ResultTable", columns: list[int], width: int) -> list[Text]:
-    """Return the headings of columns; neighbors share one, folded to their width."""
-    widths = _widths(table)
-    names = [table.columns[i].heading for i in columns]
-    firsts = [not k or names[k] != names[k - 1] for k in range(len(names))]
-    spare = width - widths[0] - sum(widths[i + 1] for i in columns) - PADDING
-    headings = []
-    for i, name, is_first in zip(columns, names, firsts, strict=True):
-        room = max(1, widths[i + 1] - PADDING + max(0, spare) // sum(firsts))
-        lines = [name[k : k + room] for k in range(0, len(name), room)] if is_first else [""]
-        headings.append(Text("\n".join([*lines, table.columns[i].group])))
-    return headings
