@@ -19,7 +19,7 @@ from nacre.evaluation.predictor import (
     strip_width,
     window_starts,
 )
-from nacre.evaluation.upsampling import COLOR, DISTANCE
+from nacre.evaluation.upsampling import COLOR_STD, DISTANCE_STD_CELLS
 from nacre.export.onnx_file import noise_image
 from nacre.losses import upsample
 from nacre.models.build import build_network
@@ -189,7 +189,7 @@ def test_edge_aware_upsampling_is_joint_bilateral(network) -> None:
             inner_i, inner_j = np.clip(i, 0, low.shape[1] - 1), np.clip(j, 0, low.shape[2] - 1)
             far = ((y + 0.5) / cell - i - 0.5) ** 2 + ((x + 0.5) / cell - j - 0.5) ** 2
             other = (pixels[0, :, y, x].double() / 255 - colors[:, inner_i, inner_j]).square().sum()
-            weight = torch.exp(-far / (2 * DISTANCE**2) - other / (2 * COLOR**2))
+            weight = torch.exp(-far / (2 * DISTANCE_STD_CELLS**2) - other / (2 * COLOR_STD**2))
             weights, total = weights + weight, total + weight * low[:, inner_i, inner_j]
         assert torch.allclose(found[:, y, x].double(), total / weights, atol=1e-4)
 
