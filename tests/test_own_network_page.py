@@ -263,9 +263,11 @@ def test_a_file_of_a_given_network_opens_with_such_a_network_and_no_other() -> N
     assert model.path is not None
     with pytest.raises(NacreError, match=r"a Python program made: build one .* network="):
         nacre.load("mine")
-    with pytest.raises(NacreError, match=r"network=Small is not what .* of 3 classes: score\."):
+    with pytest.raises(NacreError, match=r"network=Small does not fit .* of 3 classes: score\."):
         nacre.load("mine", network=network(5))
-    with pytest.raises(NacreError, match=r"network=Linear is not what .*: it has no tensor weight"):
+    with pytest.raises(
+        NacreError, match=r"network=Linear does not fit .*: it has no tensor weight"
+    ):
         nacre.load("mine", network=torch.nn.Linear(2, 2))
     for given in (network(), model.network.model):  # as it was before, and as it is now
         again = nacre.load("mine", "cpu", network=given).network

@@ -230,7 +230,7 @@ def test_any_size_has_as_many_points_as_the_stride_says_rounded_up(size: tuple[i
 
 @pytest.mark.parametrize("stride", [32, 14])
 def test_a_grid_that_no_stage_can_be_averaged_to_is_refused(stride: int) -> None:
-    with pytest.raises(NacreError, match=f"whose stride divides 16, .* have {stride};"):
+    with pytest.raises(NacreError, match=f"whose stride divides 16, but .* are {stride}:"):
         StageGrid([(96, stride)], stride=16, crop=None)
 
 

@@ -310,7 +310,7 @@ def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
     if refused:
         assert re.search(
             r"needs (backbone|classifier|backbone and classifier) .* kind 'plain' does not provide"
-            "|begins on a network of ours, or beside a network of others that has learned",
+            "|cannot learn step 0 with an external network",
             refused,
         )
         assert not any(isinstance(event, Iterated) for event in seen), "before the first iteration"

@@ -1,20 +1,20 @@
-"""Making a network, from its config or for a model file, by its kind.
+"""Making a network from its config, or for a model file.
 
-A kind from another package joins through the entry point group ``nacre.models`` (name = the kind,
-object = a `Kind`). It is imported when it is asked for by name: one that is broken breaks only
-itself.
+A package adds a kind of network through the entry point group ``nacre.models`` (name = the kind,
+object = a `Kind`). It is imported only if a config names it, so that a broken package breaks
+nothing else.
 
-The header of a model file is a stranger's text, and building what it says may take any amount of
-memory and time. So `rebuild` does not believe it:
+The header of a model file may come from a stranger, and building the network that it describes
+could take any amount of memory and time. So `rebuild` checks it first:
 
-1. its config passes `ModelConfig.check_file`: names that a library knows, no path, no repository;
-2. no number in it is larger than what the tensors beside it could need;
-3. the network is built where tensors have no memory, out of not many more tensors than the file
-   has, and its shapes are compared with the file's;
+1. its config passes `ModelConfig.check_file`: no paths, no repositories, only names of a library;
+2. no number in it is larger than the tensors beside it could need;
+3. the network is built on torch's meta device, which has no memory, from not many more tensors
+   than the file has, and its shapes are compared with the file's;
 4. only then is it built.
 
-Few networks cannot be built without memory. These are stopped while they are built, as soon as they
-are larger than the file.
+A few networks cannot be built on the meta device. Their construction is stopped as soon as they are
+larger than the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -39,20 +39,20 @@ from nacre.models.probe import until_left
 from nacre.utils.system import find_entry
 
 OWN = "deeplab"
-"""The kind of our own networks, and what a config means that names none."""
+"""The kind of our own networks, and the default."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of network; an entry point of the group ``nacre.models`` is one too.
+    """A kind of network; entry points of the group ``nacre.models`` are of this class.
 
     Attributes:
-        config: what can be said about it.
-        build: makes it, from its config, the channels of each step that has been learned (step 0's
-            with the background), the side of the training crops, and whether to load its weights.
+        config: the class of its configs.
+        build: makes a network from a config, the channels of each step that was learned (step 0's
+            include the background), the side of the training crops, and whether to load weights.
             The network's `config` says how to build it again without files or downloads.
-        make: for a network in an adapter: makes the library's module alone, of so many classes,
-            with random weights and without running it. `build` puts an adapter around it.
+        make: for a network in an adapter: makes only the library's module with a number of
+            classes, with random weights and without running it.
     """
 
     config: type[ModelConfig]
@@ -67,26 +67,26 @@ KINDS: dict[str, Kind] = {
 
 
 def find_kind(name: str) -> Kind:
-    """Return a kind of networks by name.
+    """Return the kind of network with a name.
 
     Raises:
-        NacreError: there is none, or the package that brings it is broken.
+        NacreError: there is none, or its package is broken.
     """
     return find_entry(KINDS, name, "nacre.models", Kind, "kind of network", "model.kind")
 
 
 def is_own_network(raw: Mapping[str, Any]) -> bool:
-    """Return whether plain config values describe a network of ours."""
+    """Return True if plain config values describe a network of ours."""
     return issubclass(model_config_type(raw), DeepLabConfig)
 
 
 def model_config_type(raw: Mapping[str, Any]) -> type[ModelConfig]:
-    """Return the config that belongs to what was written under ``model``."""
+    """Return the class of config for the plain values under ``model``."""
     return find_kind(str(raw.get("kind", OWN))).config
 
 
 def read_model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Return the typed config of a network from plain data, such as a model file's."""
+    """Return the typed config of a network from plain values, such as those of a model file."""
     return check(model_config_type(raw), dict(raw))
 
 
@@ -100,12 +100,12 @@ def build_network(
     """Make a network.
 
     Args:
-        config: which network.
-        classes_per_step: channels of each step that has been learned, step 0's with the background;
-            or of step 0 alone.
-        crop: side of the training crops in pixels, the window of the decoder's pooling at test
-            time; None pools over the whole image.
-        load: whether to start from `config.weights`; without, the network is random.
+        config: describes the network.
+        classes_per_step: channels of each step that was learned (step 0's include the background),
+            or only those of step 0.
+        crop: side of the training crops in pixels, which is the window of the decoder's pooling at
+            test time; None pools over the whole image.
+        load: start from `config.weights`; otherwise the network is random.
     """
     steps = [classes_per_step] if isinstance(classes_per_step, int) else classes_per_step
     return find_kind(config.kind).build(config, steps, crop, load)
@@ -115,23 +115,23 @@ def build_network(
 
 State = Mapping[str, Tensor]
 
-_ANY_NUMBER = 4096
-"""Numbers up to here may be sides of images or rates, of which no tensor tells."""
-_ANY_BUFFERS = 2**24
-"""Elements of buffers that no file holds, such as position embeddings."""
+MAX_FREE_NUMBER = 4096
+"""Numbers up to this may be sides of images or rates, which no tensor limits."""
+MAX_FREE_BUFFERS = 2**24
+"""Elements of buffers that files do not contain, such as position embeddings."""
 
 
 class Misfit(NacreError):
-    """A header that describes another network than the tensors of its file make."""
+    """The header of a model file describes another network than its tensors."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Channels of a scoring layer of another library's network.
+    """Channels of a scoring layer of an external network.
 
     Attributes:
         first: in step 0, as the network is made.
-        now: after all steps, as its file has them.
+        now: after all steps, as the file contains them.
     """
 
     first: int
@@ -145,12 +145,12 @@ def rebuild(
     state: dict[str, Tensor],
     given: nn.Module | None = None,
 ) -> Network:
-    """Build the network of a model file, as its header says, and load its tensors.
+    """Build the network that the header of a model file describes, and load its tensors.
 
-    `given` is the network that the file was learned from, if the caller has brought it.
+    `given` is a network like the one that the first step started from, if a program passes one.
 
     Raises:
-        NacreError: the header asks for what it may not, or for other tensors than there are.
+        NacreError: the header has a forbidden value, or describes other tensors.
     """
     config = read_model_config(raw)
     config.check_file()
@@ -161,7 +161,7 @@ def rebuild(
                 f"its header says how to build its network (kind {config.kind!r}): leave out "
                 "network=…"
             )
-        network: Network = _from_given(given, config, steps, state)
+        network: Network = _copy_given(given, config, steps, state)
     else:
         build = partial(build_network, config, list(steps), crop, load=False)
         _compare_without_memory(partial(_compare, config, steps, state, build), state)
@@ -172,14 +172,14 @@ def rebuild(
 
 
 def _compare_without_memory(compare: Callable[[], None], state: State) -> None:
-    """Compare a network that is built with a file, without memory if that can be."""
+    """Build a network and compare it with a file, without memory if possible."""
     tensors, elements = 10_000 + 10 * len(state), _count(state.values())
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]), _at_most(tensors):
             compare()
     except Misfit:
         raise
-    except Exception:  # mostly a library that asks a tensor for its value
+    except Exception:  # mostly a library that reads the value of a tensor
         with _at_most(tensors, 2**24 + 2 * elements):
             compare()
 
@@ -190,7 +190,7 @@ def _compare(
     state: dict[str, Tensor],
     build: Callable[[], Network],
 ) -> None:
-    """Build the network of a config on the current device, and compare it with a file."""
+    """Build the network of a config on the current device and compare it with a file."""
     make = find_kind(config.kind).make
     if isinstance(config, AdapterConfig) and make is not None:
         rows = _rows(config, steps)
@@ -206,90 +206,93 @@ def _rows(config: AdapterConfig, steps: Sequence[int]) -> Rows:
     return Rows(first, first + sum(config.own_steps(steps)[1:]))
 
 
-def _from_given(
+def _copy_given(
     given: nn.Module, config: ExternalConfig, steps: Sequence[int], state: State
 ) -> Network:
-    """Return a copy of a network that was given; it may have learned some of the steps."""
+    """Return an adapter around a copy of a given network, which may know some of the steps."""
     model, rows = copy.deepcopy(given).cpu(), _rows(config, steps)
     try:
         check_shapes(model, _inner(state), rows)
     except Misfit as error:
         raise Misfit(
-            f"network={type(given).__name__} is not what it was learned from, a {config.name} of "
+            f"network={type(given).__name__} does not fit the file, which needs a {config.name} of "
             f"{rows.first} classes: {error}"
         ) from error
     return external.adapt(model, config, steps)
 
 
 def check_shapes(network: nn.Module, state: State, rows: Rows | None = None) -> None:
-    """Refuse a file whose tensors are not of the network's shapes, but for rows of new classes.
+    """Compare the shapes of a file's tensors with the network's, except rows of new classes.
 
     Raises:
-        Misfit: a tensor is not there or of another shape, or there are large ones beside.
+        Misfit: a tensor is missing or has another shape, or the network needs large buffers.
     """
     built = network.state_dict()
     for name, value in built.items():
         if name not in state:
             raise Misfit(f"it has no tensor {name}")
-        found, wanted = tuple(state[name].shape), tuple(value.shape)
-        if found != wanted and not (rows and _is_widened(found, wanted, rows)):
-            shapes = [" x ".join(map(str, one)) or "a number" for one in (found, wanted)]
-            raise Misfit(f"{name} is {shapes[0]}, and its network asks for {shapes[1]}")
-    unsaved = _count(one for name, one in network.named_buffers() if name not in built)
-    if unsaved > max(_ANY_BUFFERS, _count(state.values())):
+        actual, expected = tuple(state[name].shape), tuple(value.shape)
+        if actual != expected and not (rows and _is_widened(actual, expected, rows)):
+            raise Misfit(f"{name} is {_size(actual)} instead of {_size(expected)}")
+    unsaved = _count(value for name, value in network.named_buffers() if name not in built)
+    if unsaved > max(MAX_FREE_BUFFERS, _count(state.values())):
         raise Misfit(f"its network needs {unsaved:,} numbers beside its tensors")
 
 
-def _is_widened(found: Sequence[int], wanted: Sequence[int], rows: Rows) -> bool:
-    """Return whether a shape is another one with the rows of new classes."""
-    differing = [(a, b) for a, b in zip(found, wanted, strict=False) if a != b]
-    if len(found) != len(wanted) or len(differing) != 1:
+def _size(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
+
+
+def _is_widened(actual: Sequence[int], expected: Sequence[int], rows: Rows) -> bool:
+    """Return True if a shape differs from another only by rows of new classes."""
+    differing = [(a, b) for a, b in zip(actual, expected, strict=False) if a != b]
+    if len(actual) != len(expected) or len(differing) != 1:
         return False
-    (now, before) = differing[0]
+    now, before = differing[0]
     return now == rows.now and rows.first <= before < now
 
 
 def _check_numbers(raw: Any, state: State) -> None:
-    """Refuse a config with a number that is larger than all that the tensors are made of."""
-    largest = max([_ANY_NUMBER, *(side for one in state.values() for side in one.shape)])
-    level = [raw]
-    while level:
-        one = level.pop()
-        if isinstance(one, Mapping):
-            level += one.values()
-        elif isinstance(one, list | tuple):
-            level += one
-        elif isinstance(one, int | float) and not abs(one) <= largest:
-            raise Misfit(f"its header says {shown(one)}, and no tensor is that large")
+    """Refuse a config with a number that is larger than any side of the tensors."""
+    largest = max([MAX_FREE_NUMBER, *(side for tensor in state.values() for side in tensor.shape)])
+    pending = [raw]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += value.values()
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, int | float) and not abs(value) <= largest:
+            raise Misfit(f"its header has the number {shown(value)}, and no tensor is that large")
 
 
 @contextlib.contextmanager
 def _at_most(tensors: int, elements: int | None = None) -> Iterator[None]:
-    """Stop the making of a network of more tensors or modules, or of more numbers, than this."""
-    thread, seen, size = threading.get_ident(), 0, 0
+    """Stop the construction of a network with more tensors and modules, or more elements."""
+    thread, num_tensors, num_elements = threading.get_ident(), 0, 0
 
     def count(module: nn.Module, name: str, value: Any) -> None:
-        nonlocal seen, size
+        nonlocal num_tensors, num_elements
         if threading.get_ident() != thread:
             return
-        seen += 1
-        size += value.numel() if isinstance(value, Tensor) else 0
-        if seen > tensors or (elements is not None and size > elements):
-            raise Misfit("its header describes a larger network than its tensors are")
+        num_tensors += 1
+        num_elements += value.numel() if isinstance(value, Tensor) else 0
+        if num_tensors > tensors or (elements is not None and num_elements > elements):
+            raise Misfit("its header describes a larger network than its tensors")
 
-    handles = [
+    hooks = [
         registration.register_module_parameter_registration_hook(count),
         registration.register_module_buffer_registration_hook(count),
         registration.register_module_module_registration_hook(count),
     ]
-    with until_left(handles):
+    with until_left(hooks):
         yield
 
 
-def _count(tensors: Any) -> int:
-    return sum(one.numel() for one in tensors)
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _inner(state: State) -> dict[str, Tensor]:
-    """Return the tensors of the network within an adapter, by its own names."""
-    return {name.removeprefix("model."): one for name, one in state.items()}
+    """Return the tensors of the network inside an adapter, by its own names."""
+    return {name.removeprefix("model."): value for name, value in state.items()}

@@ -1,23 +1,23 @@
-"""The classifier: rows of each step, a 1x1 convolution, whose channels stand side by side.
+"""The classifier: 1x1 convolutions with the rows of each step, whose channels are concatenated.
 
-Channel 0 is the background. A new step adds rows and leaves those of the steps before as they
-are, unless they start from what its classes split from (`nacre.labels.channels.Growth`). With C
-the new classes and background b, which all of them split from in the paper:
+Channel 0 is the background. A new step appends rows and does not change those of earlier steps,
+unless the new rows start from what their classes split from (`nacre.labels.channels.Growth`). With
+the new classes C and the background b, from which all of them split in the paper:
 
     eq. 8   w[c] = w_old[b]                 for c in C
     eq. 9   beta[c] = beta_old[b] - log|C|  for c in C
 
-so that each of C gets an equal share of the probability that the teacher gives to b, and the
+so that each of C gets an equal share of the probability that the teacher assigns to b, and the
 probability of the old classes does not change.
 
-Two more rows can be asked for by methods that learn them; they are no classes:
+Methods can add two rows that are not classes:
 
-    unknown     what stands in the background and is no class yet (SSUL); for inference it counts as
-                background
-    auxiliary   a row that learns to call every pixel negative, from which new rows start (DKD); its
-                gradient stops at the features
+    unknown     objects in the background that are not a class yet (SSUL); for inference it counts
+                as background
+    auxiliary   a row that learns to score every pixel as negative, from which new rows start
+                (DKD); its gradient stops at the features
 
-With branches (SSUL), the rows of every step have a 3x3 convolution of their own before them.
+With branches (SSUL), the rows of every step have their own 3x3 convolution before them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from nacre.models.norm import ABN
 def split_rows(
     weight: Tensor, bias: Tensor, new_origins: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Share the probability of K rows evenly with N new classes that split from them, eq. 8 and 9.
+    """Divide the probability of K rows evenly among them and N new classes, by eq. 8 and 9.
 
     Returns:
-        The new classes' weights (N,...), their biases (N), and the biases of the K rows (whose
-        weights stay). None of them shares memory or a graph with the arguments.
+        The new weights (N,...), the new biases (N), and the biases of the K rows, whose weights do
+        not change. None of them shares memory or a graph with the arguments.
     """
     assert new_origins
     weight, shared = weight.detach(), bias.detach().clone()
@@ -56,7 +56,7 @@ EXTRA_ROWS: tuple[ExtraRow, ...] = get_args(ExtraRow)
 
 
 class Branch(nn.Module):
-    """Rows with features of their own: a 3x3 convolution, batch norm and ReLU before them."""
+    """Rows with their own features: a 3x3 convolution, batch norm and ReLU come before them."""
 
     def __init__(self, in_channels: int, num_rows: int) -> None:
         super().__init__()
@@ -72,11 +72,11 @@ class Branch(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Logits of all known classes from the decoder's features.
+    """Computes the logits of all known classes from the decoder's features.
 
     Args:
         in_channels: channels of the decoder's features.
-        classes_per_step: channels of each step, those of step 0 with the background.
+        classes_per_step: channels of each step; step 0's include the background.
     """
 
     def __init__(self, in_channels: int, classes_per_step: list[int]) -> None:
@@ -89,17 +89,17 @@ class Classifier(nn.Module):
 
     @property
     def classes_per_step(self) -> list[int]:
-        """Channels of each step."""
+        """The number of channels of each step."""
         return [rows.out_channels for rows in self._convs()]
 
     @property
     def num_classes(self) -> int:
-        """Channels of all steps, the background's included."""
+        """The number of channels of all steps, including the background."""
         return sum(self.classes_per_step)
 
     @property
     def has_branches(self) -> bool:
-        """True if rows have features of their own."""
+        """True if rows have their own features."""
         return isinstance(self.rows[0], Branch)
 
     def weight(self, channels: slice) -> Tensor:
@@ -113,61 +113,60 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def set_rows(self, weight: Tensor, bias: Tensor) -> None:
-        """Give all channels new rows K,D and biases K."""
+        """Set the rows K,D and biases K of all channels."""
         first = 0
         for rows in self._convs():
-            mine = slice(first, first + rows.out_channels)
-            rows.weight.copy_(weight[mine, :, None, None])
-            _bias(rows).copy_(bias[mine])
-            first = mine.stop
+            channels = slice(first, first + rows.out_channels)
+            rows.weight.copy_(weight[channels, :, None, None])
+            _bias(rows).copy_(bias[channels])
+            first = channels.stop
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits of all steps, in the order of the steps."""
         return torch.cat([rows(x) for rows in self.rows], dim=1)
 
     def score_extra(self, x: Tensor) -> dict[ExtraRow, Tensor]:
-        """Return the logits N,1,h,w of the rows that are no classes, in float32 at least."""
-        found: dict[ExtraRow, Tensor] = {}
+        """Return the logits N,1,h,w of the rows that are not classes, in float32 or more."""
+        logits: dict[ExtraRow, Tensor] = {}
         if self.unknown is not None:
-            found["unknown"] = at_least_float32(self.unknown(x))
+            logits["unknown"] = at_least_float32(self.unknown(x))
         if self.auxiliary is not None:
-            found["auxiliary"] = at_least_float32(self.auxiliary(x.detach()))
-        return found
+            logits["auxiliary"] = at_least_float32(self.auxiliary(x.detach()))
+        return logits
 
     def add_row(self, name: ExtraRow) -> None:
-        """Add a row that is no class, randomly initialized, unless it is there."""
+        """Add a random row that is not a class, unless it exists."""
         if getattr(self, name) is None:
             setattr(self, name, self._make_rows(1))
 
     def keep_rows(self, names: frozenset[ExtraRow]) -> None:
-        """Drop the rows that are no classes, but for these."""
+        """Remove the rows that are not classes, except these."""
         for name in EXTRA_ROWS:
             if name not in names:
                 setattr(self, name, None)
 
     def add_branches(self) -> None:
-        """Give the rows of the only step features of their own; they start anew."""
-        assert len(self.rows) == 1, "branches are there from step 0 on or not at all"
+        """Replace the rows of the only step by random ones with their own features."""
+        assert len(self.rows) == 1, "branches are added in step 0"
         if not self.has_branches:
             self.rows[0] = self._place(Branch(self.in_channels, self.classes_per_step[0]))
 
     def grow(self, num_new: int) -> None:
-        """Add randomly initialized channels for so many new classes."""
+        """Append random channels for new classes."""
         assert num_new > 0, num_new
         self.rows.append(self._make_rows(num_new))
 
     @torch.no_grad()
     def grow_from_origins(self, new_origins: Sequence[int]) -> None:
-        """Add channels that start as even shares of those that they split from, eq. 8 and 9."""
-        every = slice(None)
-        weight = self.weight(every)
-        new, new_bias, shared = split_rows(weight, self.bias(every), new_origins)
+        """Append channels that start as shares of those that they split from, by eq. 8 and 9."""
+        weight, bias = self.weight(slice(None)), self.bias(slice(None))
+        new, new_bias, shared = split_rows(weight, bias, new_origins)
         self.grow(len(new_origins))
         self.set_rows(torch.cat([weight, new]), torch.cat([shared, new_bias]))
 
     @torch.no_grad()
     def grow_from(self, name: ExtraRow, num_new: int) -> None:
-        """Add channels that start as copies of a row that is no class, its branch included."""
+        """Append channels that start as copies of a row that is not a class, with its branch."""
         source = getattr(self, name)
         assert source is not None, f"the classifier has no row {name!r}"
         rows = self._make_rows(num_new)
@@ -179,7 +178,7 @@ class Classifier(nn.Module):
         self.rows.append(rows)
 
     def match_state(self, names: Iterable[str]) -> None:
-        """Take the form of a saved classifier, given the names of its tensors."""
+        """Add the branches and rows of a saved classifier, given the names of its tensors."""
         names = list(names)
         if "rows.0.score.weight" in names and not self.has_branches:
             classes_per_step = self.classes_per_step

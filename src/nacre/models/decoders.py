@@ -1,33 +1,32 @@
-"""Decoders: from features of the backbone to those that the classifier scores.
+"""Decoders: from features of the backbone to those that the classifier reads.
 
-aspp, DeepLabv3's and the paper's, of the last features:
+aspp, DeepLabv3's and the paper's, reads the last features:
 
     y = act_norm(concat of a 1x1 and three dilated 3x3 convolutions of x)
     z = 1x1(act_norm(1x1(pool(x))))
     out = act_norm(1x1(y) + z)
 
-light, for small machines, of several stages, at half the backbone's output stride:
+light, for small machines, reads several stages and outputs half the backbone's output stride:
 
     x = act_norm(sum of 1x1(late stages) + 1x1(pool(last stage)))
     x = x + act_norm(1x1(concat of depthwise 3x3 convolutions of x, dilated by 1, 2, 3))
     x = act_norm(up(x) + 1x1(early stage))
     out = x + act_norm(1x1(depthwise 3x3(x)))
 
-The late stages have the backbone's stride; the early one, which knows where edges are, is the last
-that has a smaller one.
+The late stages have the backbone's stride. The early stage, which has precise edges, is the last
+one with a smaller stride.
 
-stages, without weights, for a linear classifier (the method `ledger`): all stages on one grid,
+stages, without weights, for a linear classifier (the method `ledger`), puts all stages on one grid:
 
     out = (concat of the stages on the grid and of pool(last stage) - mean) / std
 
-finer ones averaged over its cells, coarser ones upsampled bilinearly. Mean and deviation of each
-channel are constants that are solved for, together with the classifier.
+Finer stages are averaged over its cells, coarser ones upsampled bilinearly. Mean and deviation of
+each channel are constants that the method computes together with the classifier.
 
-Each is made over the backbone that it reads, with the side of the training crops, and has `reads`,
-the stages of the backbone that it takes (none: the features alone), `channels` and `stride` of its
-output. In training `pool` is the mean over the whole crop. At test time an image may be larger than
-the crop: then it is the mean over a window of the crop's size around each feature, and what
-the decoder sees is what it saw in training.
+Each decoder has `reads` (the stages of the backbone that it reads; none for the last features) and
+the `channels` and `stride` of its output. In training `pool` is the mean over the whole crop. At
+test time an image may be larger than the crop: then it is the mean over a window of the crop's size
+around each feature, so that the decoder gets the same input as in training.
 """
 
 from __future__ import annotations
@@ -42,22 +41,22 @@ from nacre.errors import NacreError
 from nacre.models.backbone import Backbone
 from nacre.models.norm import ABN, NormFactory
 
-LATE = 3
-"""Late stages that the light decoder reads, at most."""
+MAX_LATE = 3
+"""The number of late stages that the light decoder reads at most."""
 DILATIONS = (1, 2, 3)
 
 DEFAULT_STRIDE = 16
-"""Input pixels per point of a grid of stages, where nobody says."""
+"""The default number of input pixels per point of a grid of stages."""
 
 
 def default_atrous_rates(stride: int) -> tuple[int, int, int]:
-    """Return 6, 12, 18 at output stride 16, and the same reach in pixels at other strides."""
+    """Return 6, 12, 18 for output stride 16, and the same reach in pixels for others."""
     first, second, third = (max(1, reach // stride) for reach in (96, 192, 288))
     return first, second, third
 
 
 class AsppDecoder(nn.Module):
-    """Atrous spatial pyramid pooling, as in the paper's network, `width` channels a branch."""
+    """Atrous spatial pyramid pooling, as in the paper's network; branches have `width` channels."""
 
     reads: tuple[int, ...] = ()
 
@@ -80,7 +79,7 @@ class AsppDecoder(nn.Module):
         _initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features of the same size that have seen their surroundings."""
+        """Return features of the same size."""
         y = self.branches_norm(torch.cat([branch(x) for branch in self.branches], dim=1))
         z = self.pooled_reduce(self.pooled_norm(self.pooled(self.pool(x))))
         out: Tensor = self.norm(self.reduce(y) + z)
@@ -88,7 +87,7 @@ class AsppDecoder(nn.Module):
 
 
 class LightDecoder(nn.Module):
-    """From stages of a backbone, the early one first, to features at the early one's stride."""
+    """A decoder from an early and several late stages to features at the early stage's stride."""
 
     def __init__(
         self, backbone: Backbone, *, width: int, crop: int | None, norm: NormFactory = ABN
@@ -96,17 +95,19 @@ class LightDecoder(nn.Module):
         super().__init__()
         strides = [stride for _, stride in backbone.stages]
         early = [i for i, stride in enumerate(strides) if stride < backbone.stride]
-        late = [i for i, stride in enumerate(strides) if stride == backbone.stride][-LATE:]
+        late = [i for i, stride in enumerate(strides) if stride == backbone.stride][-MAX_LATE:]
         if not early or not late:
             raise NacreError(
-                f"model.decoder=light needs stages of two strides, and {type(backbone).__name__} "
-                f"at output stride {backbone.stride} has not: use model.decoder=aspp"
+                f"model.decoder=light needs stages of two strides, which {type(backbone).__name__} "
+                f"does not have at output stride {backbone.stride}: use model.decoder=aspp"
             )
         self.reads = (early[-1], *late)
         self.stride = strides[early[-1]]
         self.channels = width
         fine, *coarse = (backbone.stages[i][0] for i in self.reads)
-        self.laterals = nn.ModuleList(nn.Conv2d(one, width, 1, bias=False) for one in coarse)
+        self.laterals = nn.ModuleList(
+            nn.Conv2d(channels, width, 1, bias=False) for channels in coarse
+        )
         self.pool = window_pool(crop, backbone.stride)
         self.pooled = nn.Conv2d(coarse[-1], width, 1, bias=False)
         self.lateral_norm = norm(width)
@@ -120,13 +121,13 @@ class LightDecoder(nn.Module):
         _initialize(self)
 
     def forward(self, stages: tuple[Tensor, ...]) -> Tensor:
-        """Return features of the early stage's size."""
+        """Return features of the early stage's size; `stages` has the early one first."""
         early, *late = stages
         x = self.pooled(self.pool(late[-1]))
         for lateral, stage in zip(self.laterals, late, strict=True):
             x = x + lateral(stage)
         x = self.lateral_norm(x)
-        x = x + self.reduce_norm(self.reduce(torch.cat([one(x) for one in self.dilated], dim=1)))
+        x = x + self.reduce_norm(self.reduce(torch.cat([conv(x) for conv in self.dilated], dim=1)))
         size = (early.shape[-2], early.shape[-1])
         x = F.interpolate(x, size, mode="bilinear", align_corners=False)
         x = self.early_norm(x + self.early(early))
@@ -147,14 +148,13 @@ def _initialize(decoder: nn.Module) -> None:
 
 
 class WindowPool(nn.Module):
-    """The mean over a crop in training, and over a window of the crop's size around it in eval.
+    """The mean over a crop in training, and over a window of its size around each feature in eval.
 
     Args:
         window: features per side of the training crop; None always pools over the whole image.
 
     Attributes:
-        any_size: whether to pool by operations that hold for all sizes, for a graph that is traced
-            once.
+        any_size: use operations that are right for all sizes, for a graph that is traced once.
     """
 
     any_size = False
@@ -168,37 +168,38 @@ class WindowPool(nn.Module):
         if self.training or self.window is None:
             return x.mean((2, 3), keepdim=True)
         if self.any_size:
-            # A graph that is traced once and used at many sizes cannot ask which is smaller, the
-            # window or the image; the mean along a side is a matrix whose content says so.
+            # A graph that is traced once cannot compare the sizes of window and image. The mean
+            # along a side is a product with a matrix that is computed from them.
             rows, columns = (_window_means(size, self.window, x) for size in x.shape[-2:])
             return rows @ x @ columns.T
         height, width = (min(self.window, size) for size in x.shape[-2:])
         pooled = F.avg_pool2d(x, (height, width), stride=1)
-        # An even window has no middle: its mean stands at the feature left of and above it.
+        # An even window has no middle: its mean belongs to the feature left of and above it.
         top, left = (height - 1) // 2, (width - 1) // 2
         padding = (left, width - 1 - left, top, height - 1 - top)
         return F.pad(pooled, padding, mode="replicate")
 
 
 def window_pool(crop: int | None, stride: int) -> WindowPool:
-    """Return the pooling of features of a stride, for training crops of so many pixels."""
+    """Return the pooling for features with a stride and training crops of a side in pixels."""
     return WindowPool(None if crop is None else -(-crop // stride))
 
 
 def _window_means(size: int, window: int, like: Tensor) -> Tensor:
-    """Return the matrix whose rows hold 1 / width within the window around each feature."""
-    places = torch.arange(size, device=like.device)
-    last = places.max()
+    """Return the matrix with 1 / width inside the window around each feature, a row for each."""
+    positions = torch.arange(size, device=like.device)
+    last = positions.max()
     width = (last + 1).clamp(max=window)
-    starts = (places - (width - 1) // 2).clamp(min=0).minimum(last + 1 - width)
-    offsets = places[None] - starts[:, None]
+    starts = (positions - (width - 1) // 2).clamp(min=0).minimum(last + 1 - width)
+    offsets = positions[None] - starts[:, None]
     return ((offsets >= 0) & (offsets < width)).to(like.dtype) / width.to(like.dtype)
 
 
 class StageGrid(nn.Module):
-    """Standardized features of all stages, given by their channels and strides.
+    """A decoder without weights: standardized features of all stages on one grid.
 
-    Its channels are those of the stages, then those of the last stage's mean.
+    Its output has the channels of the stages, and then those of the last stage's mean. `stages` are
+    their channels and strides.
     """
 
     mean: Tensor
@@ -208,10 +209,10 @@ class StageGrid(nn.Module):
         super().__init__()
         widths = [width for width, _ in stages]
         self.strides = [stride for _, stride in stages]
-        if not any(stride % one == 0 for one in self.strides):
+        if not any(stride % s == 0 for s in self.strides):
             raise NacreError(
-                f"a grid of stages needs one whose stride divides {stride}, and the backbone's "
-                f"have {', '.join(map(str, self.strides)) or 'none'}; choose another backbone"
+                f"a grid of stages needs a stage whose stride divides {stride}, but the strides "
+                f"are {', '.join(map(str, self.strides)) or 'none'}: choose another backbone"
             )
         self.reads = tuple(range(len(widths)))
         self.stride = stride
@@ -226,7 +227,7 @@ class StageGrid(nn.Module):
         return self.standardize(self.join(stages))
 
     def join(self, stages: tuple[Tensor, ...]) -> Tensor:
-        """Return the stages and the mean of the last one on the grid, as they are."""
+        """Return the stages and the mean of the last one on the grid, not standardized."""
         maps = self.lay_out(stages)
         (pooled,) = self._on_grid([self.pool(stages[-1])], [self.strides[-1]], maps)
         return torch.cat([maps, pooled.expand(-1, -1, *maps.shape[-2:])], dim=1)
@@ -239,11 +240,11 @@ class StageGrid(nn.Module):
         return torch.cat(self._on_grid(list(stages), self.strides, like), dim=1)
 
     def parts(self, stages: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what `join` joins, for `PixelSums`: as few points as it takes.
+        """Return the parts of `join` with as few points as possible, for `PixelSums`.
 
         Returns:
-            Maps on the grid, N,C,h,w; what is one for a whole image, N,M; and maps that follow the
-            others before they are upsampled to the grid, where they are of one size.
+            Maps on the grid, N,C,h,w; features of whole images, N,M; and coarser maps before they
+            are upsampled to the grid, if they have one size. Their channels follow the others'.
         """
         if not self.covers(stages):
             joined = self.join(stages)
@@ -251,34 +252,35 @@ class StageGrid(nn.Module):
         rows = self.pool(stages[-1])[..., 0, 0]
         count = sum(self.stride % stride == 0 for stride in self.strides)
         finer, coarser, coarse = self.strides[:count], self.strides[count:], stages[count:]
-        # A pixel sees three points at most of a coarser stage, which is what `PixelSums` takes.
-        if min(coarser, default=0) <= self.stride or len({one.shape[-2:] for one in coarse}) > 1:
+        # `PixelSums` needs that at most three points of a coarser stage contribute to a pixel.
+        if min(coarser, default=0) <= self.stride or len({x.shape[-2:] for x in coarse}) > 1:
             return self.lay_out(stages), rows, None
         maps = self._on_grid(list(stages[:count]), finer, stages[0])
         return torch.cat(maps, dim=1), rows, torch.cat(coarse, dim=1)
 
     def covers(self, stages: tuple[Tensor, ...]) -> bool:
-        """Return whether the mean of the last stage is one for the whole image."""
+        """Return True if the mean of the last stage is the same for the whole image."""
         window = self.pool.window
         return window is None or max(stages[-1].shape[-2:]) <= window
 
     def standardize(self, x: Tensor) -> Tensor:
-        """Return joined features with the constants taken out."""
+        """Return the result of `join`, standardized."""
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
     def _on_grid(self, maps: list[Tensor], strides: list[int], like: Tensor) -> list[Tensor]:
-        size, found = (like.shape[-2], like.shape[-1]), []
-        for one, stride in zip(maps, strides, strict=True):
+        """Return maps of strides on the grid, which has the size of the map `like`."""
+        size, result = (like.shape[-2], like.shape[-1]), []
+        for x, stride in zip(maps, strides, strict=True):
             if self.stride % stride == 0:
-                one = _average(one, self.stride // stride)
+                x = _average(x, self.stride // stride)
             else:
-                one = F.interpolate(one, size, mode="bilinear", align_corners=False)
-            found.append(one)
-        return found
+                x = F.interpolate(x, size, mode="bilinear", align_corners=False)
+            result.append(x)
+        return result
 
 
 def _average(x: Tensor, cells: int) -> Tensor:
-    """Return the means of squares of so many cells a side; those at the edge may be smaller."""
+    """Return the means over squares with a number of cells per side, or fewer at the edge."""
     if cells == 1:
         return x
     return F.avg_pool2d(x, cells, ceil_mode=True, count_include_pad=False)

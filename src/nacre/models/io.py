@@ -1,9 +1,7 @@
-"""Files that hold a network: the model of a step, and the state in the middle of one.
+"""Model files: a network with its classes, its history and how to build it.
 
-Both are safetensors files whose header carries plain JSON under the key ``nacre``, so a file is
-whole or not there at all, and opening it runs no code (`nacre.models.build.rebuild`). The model
-file says which class is which channel, how it was learned and how to build the network; a copy of
-that JSON lies beside it for people to read.
+A model file is a safetensors file whose header has plain JSON under the key ``nacre``, so opening
+it runs no code (`nacre.models.build.rebuild`). A copy of this JSON is beside it for people to read.
 """
 
 import contextlib
@@ -32,21 +30,21 @@ from nacre.utils.tensor_file import Tensors, read_tensors, write_tensors
 MODEL = "model"
 
 FIRST_MODEL = "first.safetensors"
-"""A model that is of use while its decoder still learns."""
+"""A model that can be used while its decoder still learns."""
 
-MOST_CLASSES = 65_536
+MAX_CLASSES = 65_536
 
 Name = Annotated[str, Field(min_length=1, max_length=4096)]
 Level = Annotated[int, Field(strict=True, ge=0, le=255)]
-NumChannels = Annotated[int, Field(strict=True, ge=1, le=MOST_CLASSES)]
+NumChannels = Annotated[int, Field(strict=True, ge=1, le=MAX_CLASSES)]
 
 
 class HistoryEntry(BaseModel):
-    """The description in a model file of a step that made it; more keys are allowed."""
+    """A step in the history of a model file; more keys are allowed."""
 
     model_config = ConfigDict(extra="allow")
 
-    step: Annotated[int, Field(strict=True, ge=0, le=MOST_CLASSES)]
+    step: Annotated[int, Field(strict=True, ge=0, le=MAX_CLASSES)]
     classes: list[Name]
     images: Annotated[int, Field(strict=True, ge=0, le=2**62)]
     data: list[Name] = []
@@ -57,38 +55,39 @@ class HistoryEntry(BaseModel):
 
 
 def check_history(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Check the entries of a history; return them."""
+    """Check and return the entries of a history."""
     for entry in entries:
         check(HistoryEntry, entry)
     return entries
 
 
 History = Annotated[
-    list[dict[str, Any]], Field(max_length=MOST_CLASSES), AfterValidator(check_history)
+    list[dict[str, Any]], Field(max_length=MAX_CLASSES), AfterValidator(check_history)
 ]
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """The description of a model file's network.
+    """The description of the network in a model file.
 
     Attributes:
-        classes: Class name by channel.
-        colors: RGB by channel.
-        steps: Channels that each step added, with the background in step 0.
-        history: For each step that made it: its classes, images, data, method and time.
-        model: The config of the network.
-        crop: Side of the images it was trained on.
-        predict_mode: How a new image is shown to it: ``crop`` (its shorter side scaled to the
-            crop), ``full`` (at its own size) or ``sliding`` (the same through windows of the crop).
-        config: The config of the whole run.
-        mirror: Whether its mirror image is seen, too (`nacre.evaluation.predictor.Predictor`).
-        edges: Whether classes follow the edges of an image.
+        classes: class names, by channel.
+        colors: RGB, by channel.
+        steps: number of channels of each step; step 0's include the background.
+        history: classes, images, data, method and time of each step.
+        model: the config of the network.
+        crop: side of the training crops.
+        predict_mode: how a new image is predicted: ``crop`` (its shorter side scaled to the crop),
+            ``full`` (at its own size) or ``sliding`` (at its own size in windows of the crop).
+        config: the config of the whole run.
+        mirror: True if scores are averaged with those of the mirror image
+            (`nacre.evaluation.predictor.Predictor`).
+        edges: True if class borders follow the edges of the image.
     """
 
-    classes: Annotated[list[Name], Field(min_length=1, max_length=MOST_CLASSES)]
+    classes: Annotated[list[Name], Field(min_length=1, max_length=MAX_CLASSES)]
     colors: list[tuple[Level, Level, Level]]
-    steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MOST_CLASSES)]
+    steps: Annotated[list[NumChannels], Field(min_length=1, max_length=MAX_CLASSES)]
     history: History
     model: dict[str, Any]
     crop: Annotated[int, Field(strict=True, ge=1, le=8192)]
@@ -99,20 +98,20 @@ class ModelInfo:
 
     @property
     def channels(self) -> Channels:
-        """Its channels: names, colors, and the step that learned each."""
+        """The channels: names, colors, and the step in which each was learned."""
         step_of = [step for step, count in enumerate(self.steps) for _ in range(count)]
         colors = [(r, g, b) for r, g, b in self.colors]
         return Channels(tuple(self.classes), tuple(colors), tuple(step_of))
 
 
 def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tensors) -> None:
-    """Write a model file and the readable copy of its JSON."""
-    # The file has the weights; where they came from, a folder of this machine, stays here.
+    """Write a model file, and a copy of its JSON for people to read."""
+    # The file has its own weights, and should not name a folder of this machine.
     config = network.config.model_copy(update={"weights": "none"})
     info = replace(info, model=config.model_dump(mode="json"))
     tensors = {f"network.{name}": value for name, value in network.state_dict().items()}
     tensors |= {f"method.{name}": value for name, value in method_state.items()}
-    # The copy first: a step is learned when the model is there, and nobody comes back to it.
+    # The copy comes first: once the model file exists, its step is never written again.
     save_json(path.with_suffix(".json"), {"kind": MODEL, **info.__dict__})
     write_tensors(path, tensors, {"kind": MODEL, **info.__dict__})
 
@@ -120,9 +119,9 @@ def save_model(path: Path, network: Network, info: ModelInfo, method_state: Tens
 def load_model(
     path: Path, device: torch.device | str = "cpu", network: nn.Module | None = None
 ) -> tuple[Network, ModelInfo, Tensors]:
-    """Read a model file; return the network, what is said about it, and the method's state.
+    """Read a model file; return its network, its description, and the method's state.
 
-    A file that was learned from a network given in Python needs such a network.
+    If the network was passed by a Python program, `network` must be one of the same class.
     """
     tensors, content = read_tensors(path, MODEL, device)
     with _in_one_sentence(path):
@@ -134,7 +133,7 @@ def load_model(
 
 
 def read_info(path: Path) -> ModelInfo:
-    """Return what a model file says about its network, without building it."""
+    """Return the description in a model file, without building the network."""
     _, content = read_tensors(path, MODEL, "cpu")
     with _in_one_sentence(path):
         info = _read_info(content)
@@ -144,7 +143,7 @@ def read_info(path: Path) -> ModelInfo:
 
 @contextlib.contextmanager
 def _in_one_sentence(path: Path) -> Iterator[None]:
-    """Explain in one sentence why a file cannot be opened, whichever library finds out."""
+    """Turn any error into one sentence about a file that cannot be opened."""
     try:
         yield
     except Exception as error:
@@ -153,7 +152,7 @@ def _in_one_sentence(path: Path) -> Iterator[None]:
 
 
 def _read_info(content: dict[str, Any]) -> ModelInfo:
-    """Check what a header says: of which type, within which limits, and that it fits together."""
+    """Check the types, limits and consistency of a header."""
     try:
         info = TypeAdapter(ModelInfo).validate_python(content)
     except ValidationError as error:
@@ -163,9 +162,9 @@ def _read_info(content: dict[str, Any]) -> ModelInfo:
 
 
 def check_channels(classes: Sequence[str], counts: Mapping[str, int]) -> None:
-    """Refuse class names that do not fit `counts` of what each channel has one of, as colors."""
+    """Refuse class names that are not valid, or whose number differs from one of the `counts`."""
     if set(counts.values()) != {len(classes)}:
-        *first, last = (f"{count} {what}" for what, count in counts.items())
+        *first, last = (f"{count} {noun}" for noun, count in counts.items())
         raise NacreError(f"it has {', '.join([f'{len(classes)} classes', *first])} and {last}")
     if classes[0] != BACKGROUND:
         raise NacreError(f"its first channel is {shown(classes[0])}, not {BACKGROUND!r}")
@@ -175,35 +174,34 @@ def check_channels(classes: Sequence[str], counts: Mapping[str, int]) -> None:
 
 
 def _check_finite(path: Path, tensors: Tensors) -> None:
-    """Refuse weights that are no numbers: every class would be as wrong as any other."""
+    """Refuse weights that are not finite, with which no prediction is possible."""
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise NacreError(
-                f"model file {path} is of no use: {name} holds values that are not finite "
-                "numbers; its training diverged (a smaller learning rate may help)"
+                f"model file {path} cannot be used: {name} has values that are not finite, because "
+                "training diverged; a smaller learning rate may help"
             )
 
 
 def find_model(path: Path) -> Path:
-    """Return the model file that a user means.
+    """Return the model file for a path of a user.
 
-    That is a file itself, a step's folder, a run's (its last step), or a model of the Hugging Face
-    hub as ``hf://organization/name``, which is fetched once.
+    The path is a file, a step's folder, a run's folder (its last step), or a model of the Hugging
+    Face hub as ``hf://organization/name``, which is downloaded once.
     """
     if str(path).startswith(ADDRESS):
         return hub_model(str(path))
     if path.is_dir():
-        found = path / "model.safetensors"
-        if not found.exists() and (path / FIRST_MODEL).exists():
+        file = path / "model.safetensors"
+        if not file.exists() and (path / FIRST_MODEL).exists():
             return path / FIRST_MODEL
-        numbered = {
-            int(one.parent.name.removeprefix("step-")): one
-            for one in path.glob("step-*/model.safetensors")
-            # not others such as a person's ``step-1-backup``
-            if one.parent.name.removeprefix("step-").isdecimal()
+        steps = {
+            int(model.parent.name.removeprefix("step-")): model
+            for model in path.glob("step-*/model.safetensors")
+            # A person may have made others, such as ``step-1-backup``.
+            if model.parent.name.removeprefix("step-").isdecimal()
         }
-        steps = [numbered[step] for step in sorted(numbered)]
-        path = found if found.exists() or not steps else steps[-1]
+        path = file if file.exists() or not steps else steps[max(steps)]
     if not path.is_file():
         raise NacreError(
             f"no model at {path}; give a run folder, a step folder or a .safetensors file"
@@ -215,7 +213,7 @@ def _under(prefix: str, tensors: Tensors) -> Tensors:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-# A network of one's own as the model that a step starts from
+# A network of a Python program as the start of a step
 
 
 def save_start(
@@ -231,15 +229,15 @@ def save_start(
 
     Args:
         path: the file.
-        model: any module from images to class scores; it is copied and stays as it is.
-        old: names of its classes in the order of its channels, without the background; None takes
+        model: any module from images to class scores; it does not change.
+        old: names of its classes in the order of its channels, without the background; None uses
             those in a transformers config.
         background: the channel of the background; None if there is none.
-        crop: side of the images that it is taught with.
+        crop: side of the training crops.
         options: `scoring_layers`, `stages` and `pixels`, as in `nacre.models.config.AdapterConfig`.
 
     Returns:
-        What `load_model` needs to open the file: the network, or None if the file says it all.
+        The network that `load_model` needs to open the file; None if it needs none.
 
     Raises:
         NacreError: the names do not fit the network.
@@ -270,7 +268,7 @@ def _check_names(names: list[str], num_old: int) -> None:
     if len(names) != num_old or len({*names, BACKGROUND}) != num_old + 1:
         raise NacreError(
             f"old: the network scores {num_old} classes beside the background, and {len(names)} "
-            f"names were given ({', '.join(names)}): one per channel, all different"
+            f"names were given ({', '.join(names)}): give one per channel, all different"
         )
 
 

@@ -1,11 +1,12 @@
 """EfficientNet-Lite 0, 1 and 2 at output stride 8, 16 or 32, for small machines.
 
 Inverted residual blocks without squeeze-and-excitation, ReLU6, and batch norm with eps 1e-3.
-The ImageNet weights were converted from TensorFlow, so strided convolutions pad as its 'SAME'
-does (more at the end than at the start), and pixels are normalized as (value - 127) / 128.
+The ImageNet weights were converted from TensorFlow, so strided convolutions pad like its 'SAME'
+(more at the end than at the start), and pixels are normalized as (value - 127) / 128.
 
-Lite 1 and 2 are Lite 0 deeper and wider: repeats of the inner stages grow by the depth's factor,
-rounded up; channels by the width's, rounded to multiples of 8. The stem is the same in all of them.
+Lite 1 and 2 are deeper and wider than Lite 0: repeats of the inner stages are multiplied by a
+factor and rounded up, channels by another factor and rounded to multiples of 8. All have the same
+stem.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from nacre.models.norm import ABN, Activation
 
 
 def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:
-    """Return stride and dilation of each layer, of whose strides as trained some are given up.
+    """Return stride and dilation of each layer for an output stride, given the trained strides.
 
-    Where a layer keeps its resolution instead of halving it, the layers after it are dilated: at
-    every second pixel the features are then those of the network as trained.
+    If a layer keeps its resolution instead of halving it, the layers after it are dilated, so that
+    every second pixel has the features of the trained network.
     """
     reached = dilation = 1
     layers = []
@@ -39,7 +40,7 @@ def dilate(strides: Iterable[int], output_stride: int) -> list[tuple[int, int]]:
 
 Size = Literal[0, 1, 2]
 
-# per stage of Lite0: blocks, kernel, stride, expansion, output channels
+# For each stage of Lite0: blocks, kernel, stride, expansion, output channels
 _STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -59,22 +60,22 @@ def _norm(channels: int, activation: Activation = "relu6") -> ABN:
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution of output size ceil(input / stride), padded as TensorFlow pads.
+    """A convolution with the output size ceil(input / stride), padded like TensorFlow's.
 
     Attributes:
-        aligned: Pad by a constant, that of inputs which the stride divides (as it does everywhere
-            in an image whose sides are multiples of 32), for a graph that is traced once.
+        aligned: pad by a constant, for a graph that is traced once. It is right for inputs that the
+            stride divides, as in all layers if the sides of the image are multiples of 32.
     """
 
     aligned = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pad by what is missing, half of it rounded down at the start, and convolve."""
-        bottom, right = (self._missing(size, dim) for dim, size in enumerate(x.shape[-2:]))
+        """Pad, with the smaller half at the start, and convolve."""
+        bottom, right = (self._padding(size, dim) for dim, size in enumerate(x.shape[-2:]))
         x = F.pad(x, (right // 2, right - right // 2, bottom // 2, bottom - bottom // 2))
         return super().forward(x)
 
-    def _missing(self, size: int, dim: int) -> int:
+    def _padding(self, size: int, dim: int) -> int:
         stride = self.stride[dim]
         reach = (self.kernel_size[dim] - 1) * self.dilation[dim] + 1
         if self.aligned:
@@ -92,7 +93,7 @@ def _depthwise(channels: int, kernel: int, stride: int, dilation: int) -> nn.Con
 
 
 class InvertedResidual(nn.Module):
-    """Widen by a 1x1 convolution, filter each channel, narrow by a 1x1 convolution."""
+    """A block of a 1x1 convolution that widens, a depthwise one, and a 1x1 one that narrows."""
 
     def __init__(
         self,
@@ -118,7 +119,7 @@ class InvertedResidual(nn.Module):
         self.bn2 = _norm(out_channels, activation="identity")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's features; no activation follows the last norm."""
+        """Return the features; the last norm has no activation."""
         y = x if self.expand_conv is None else self.bn0(self.expand_conv(x))
         y = self.bn1(self.depthwise_conv(y))
         out: Tensor = self.bn2(self.project_conv(y), x if self.shortcut else None)
@@ -140,11 +141,11 @@ class Lite(Backbone):
         self.blocks = nn.Sequential(*_blocks(size, stride))
         width = _FACTORS[size][0]
         self.channels = _round_channels(_STAGES[-1][-1], width)
-        found, reached = [], 2  # the stem halves the image
+        stages, reached = [], 2  # the stem halves the image
         for _, _, step, _, channels in _STAGES:
             reached = min(reached * step, stride)
-            found.append((_round_channels(channels, width), reached))
-        self.stages = tuple(found)
+            stages.append((_round_channels(channels, width), reached))
+        self.stages = tuple(stages)
         initialize(self)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,10 +154,10 @@ class Lite(Backbone):
         return y
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and those that end the seven stages."""
+        """Return the features, and those at the end of each of the seven stages."""
         x, stages = self.bn0(self.conv_stem(x)), list[Tensor]()
         for block in self.blocks:
-            if stages and block.shortcut:  # a block without a shortcut begins a stage
+            if stages and block.shortcut:  # only the first block of a stage has no shortcut
                 stages.pop()
             x = block(x)
             stages.append(x)
@@ -198,7 +199,7 @@ def _round_channels(channels: int, factor: float) -> int:
 
 
 def from_package_name(name: str) -> str | None:
-    """Return the name in `Lite` for a name in the package's file; None for its classifier."""
+    """Return the name in `Lite` for one in a package's file; None for the classifier."""
     if name.split(".")[0] in ("_conv_head", "_bn1", "_fc"):
         return None
     return ".".join(part.removeprefix("_") for part in name.split("."))

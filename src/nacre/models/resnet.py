@@ -1,11 +1,10 @@
 """ResNet-18, 34, 50 and 101 at output stride 8, 16 or 32.
 
-Modules are named as torchvision's, so that public weights load. Below stride 32 the last
-stages keep their resolution and dilate their 3x3 convolutions instead. As in the paper's
-network all blocks of such a stage are dilated, the first one too.
+Modules have torchvision's names, so that public weights load. Below stride 32 the last stages keep
+their resolution and dilate their 3x3 convolutions instead. As in the paper's network, all blocks of
+such a stage are dilated, including the first.
 
-The normalization layer brings the activation: the last one of a block adds the shortcut
-before it activates.
+Norms contain the activation: the last norm of a block adds the shortcut before it activates.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def _downsample(
 
 
 class BasicBlock(ResidualBlock):
-    """Two 3x3 convolutions and a shortcut (ResNet-18 and 34)."""
+    """A block of two 3x3 convolutions and a shortcut (ResNet-18 and 34)."""
 
     expansion = 1
 
@@ -67,13 +66,13 @@ class BasicBlock(ResidualBlock):
         self.downsample = _downsample(in_channels, width, stride, dilation, norm)
 
     def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
-        """Return the last norm, what it normalizes, and the shortcut."""
+        """Return the last norm, its input, and the shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return self.bn2, self.conv2(self.bn1(self.conv1(x))), shortcut
 
 
 class Bottleneck(ResidualBlock):
-    """1x1, 3x3 and 1x1 convolutions and a shortcut (ResNet-50 and 101)."""
+    """A block of 1x1, 3x3 and 1x1 convolutions and a shortcut (ResNet-50 and 101)."""
 
     expansion = 4
 
@@ -91,13 +90,13 @@ class Bottleneck(ResidualBlock):
         self.downsample = _downsample(in_channels, out_channels, stride, dilation, norm)
 
     def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
-        """Return the last norm, what it normalizes, and the shortcut."""
+        """Return the last norm, its input, and the shortcut."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return self.bn3, self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(x))))), shortcut
 
 
 class ResNet(Backbone):
-    """A residual network without its classifier; its `width` is 64 but in tests."""
+    """A residual network without its classifier; only tests change `width`."""
 
     mean = IMAGENET_MEAN
     std = IMAGENET_STD
@@ -138,7 +137,7 @@ class ResNet(Backbone):
         return x
 
     def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and the sums that end the four stages."""
+        """Return the features, and the sums at the end of the four stages."""
         x, sums = self.maxpool(self.bn1(self.conv1(x))), []
         for stage in self._stages():
             x = stage[:-1](x)
