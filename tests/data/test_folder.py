@@ -47,7 +47,7 @@ def test_without_lists_the_subfolders_train_and_val_are_the_splits(tmp_path: Pat
     folder = _open(tmp_path)
     assert folder.index("train").names + folder.index("val").names == tuple(names)
     save_image(tmp_path / "images" / "test" / "q.jpg")
-    with pytest.raises(NacreError, match=r"holds train, val and test; train\.txt and"):
+    with pytest.raises(NacreError, match=r"contains train, val and test; list the images"):
         _open(tmp_path).index("train")
 
 
@@ -155,7 +155,7 @@ def test_linked_folders_are_looked_into_but_not_round_in_circles(
     folder = _open(root)
     assert "more/q" in folder.index("train").names + folder.index("val").names
     (other / "images" / "round").symlink_to(other / "images")
-    with pytest.raises(NacreError, match=r"more/round is a link to one that it lies in; remove it"):
+    with pytest.raises(NacreError, match=r"more/round is a link to one of its parents; remove it"):
         _open(root)
 
 

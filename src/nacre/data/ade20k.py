@@ -1,8 +1,8 @@
 """ADE20K (SceneParsing): 150 classes, 20,210 training and 2,000 test images.
 
-Label 0 is what nobody annotated: background in training, ignored in testing. The class lists of
-the paper's tasks and orders are published facts and lie in ``ade20k.json``: order a (``100-10``)
-is the data's own, ``100-10b`` and ``100-10c`` are others. The image lists of 100-50 are those of
+Label 0 means "not annotated": it is background in training and ignored in testing. ``ade20k.json``
+has the published class lists of the paper's tasks in three orders: a (``100-10``) is the order of
+the data set, ``100-10b`` and ``100-10c`` are the others. The image lists of 100-50 are those of
 100-10 with the last five steps merged.
 """
 
@@ -48,7 +48,7 @@ SPACE = LabelSpace(
 
 
 def named_tasks() -> dict[str, NamedTask]:
-    """Return the tasks of the paper by name, each in the orders a, b and c."""
+    """Return the tasks of the paper by name, in the orders a, b and c."""
     steps: dict[str, StepLabels] = {
         name: tuple(tuple(step) for step in lists) for name, lists in _facts()["tasks"].items()
     }
@@ -61,7 +61,7 @@ def named_tasks() -> dict[str, NamedTask]:
 
 
 class AdeConfig(DataConfig):
-    """The place of ADE20K."""
+    """The config of ADE20K."""
 
     name: Literal["ade20k"] = Field("ade20k", description="the data set: ADE20K")
     root: Path = Field(
@@ -70,7 +70,7 @@ class AdeConfig(DataConfig):
 
 
 class Ade20k(FileSource):
-    """Source of ADE20K."""
+    """ADE20K."""
 
     space = SPACE
     known_counts = KNOWN_COUNTS
@@ -85,14 +85,12 @@ class Ade20k(FileSource):
         masks = self.root / "annotations" / _FOLDERS[split]
         for folder in (images, masks):
             if not folder.is_dir():
-                raise NacreError(
-                    f"the folder {folder} is missing; ADE20K must lie like this:\n{LAYOUT}"
-                )
-        # An image without a mask, or the other way round, is found by the index.
+                raise NacreError(f"the folder {folder} is missing; the layout must be:\n{LAYOUT}")
+        # The index reports an image without a mask, or a mask without an image.
         names = {path.stem for path in images.glob("*.jpg")}
         names |= {path.stem for path in masks.glob("*.png")}
-        # macOS leaves hidden files beside those that it copies.
+        # macOS creates hidden files next to those that it copies.
         names = {name for name in names if not name.startswith(".")}
         if not names:
-            raise NacreError(f"{images} holds no images; ADE20K must lie like this:\n{LAYOUT}")
+            raise NacreError(f"{images} contains no images; the layout must be:\n{LAYOUT}")
         return [Pair(name, images / f"{name}.jpg", masks / f"{name}.png") for name in names]

@@ -1,10 +1,10 @@
 """Your own images: ``images/``, ``masks/`` and ``classes.yaml`` in one folder.
 
-``classes.yaml`` says what the label values in the masks mean (see `nacre.labels.space`). A mask has
-the name of its image and ends in ``.png``. ``train.txt`` and ``val.txt``, in the folder or in
-``splits/``, name the images of a split, one per line. Without them the subfolders ``train`` and
-``val`` are the splits; without these, an image is for testing when the first byte of the SHA-256 of
-its name is below 51, which is one in five, whatever other images there are.
+``classes.yaml`` lists the classes of the labels (`nacre.labels.space`). A mask has the name of its
+image and the suffix ``.png``. ``train.txt`` and ``val.txt``, in the folder or in ``splits/``, list
+the images of the splits, one per line. Without them, the subfolders ``train`` and ``val`` are the
+splits. Without these, an image is for testing if the first byte of the SHA-256 of its name is below
+51: one in five, independent of the other images.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from nacre.utils.config import NO_EFFECT
 from nacre.utils.io import read_text
 from nacre.utils.system import expand_user
 
-_TEST_BYTES = 51
+_NUM_TEST_BYTES = 51
 
 
 class FolderConfig(DataConfig):
-    """The place of your own images."""
+    """The config of your own images."""
 
     name: Literal["folder"] = Field("folder", description="the data set: your own folder")
     root: Path = Field(
@@ -39,13 +39,13 @@ class FolderConfig(DataConfig):
     )
     classes: Path | None = Field(
         None,
-        description="classes.yaml, if it does not lie in the folder itself",
+        description="path of classes.yaml, if it is not in the folder itself",
         json_schema_extra=NO_EFFECT,
     )
 
 
 class Folder(FileSource):
-    """Source of images from a folder."""
+    """Images from a folder."""
 
     def __init__(self, config: FolderConfig) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Folder(FileSource):
     def list_pairs(self, split: Split) -> list[Pair]:
         """Return the images of a split."""
         images, masks = self.root / "images", self.root / "masks"
-        # An image without a mask or the other way round is found by the index.
+        # The index reports an image without a mask, or a mask without an image.
         return [
             Pair(
                 name,
@@ -83,15 +83,15 @@ class Folder(FileSource):
         ]
 
     def _names(self, split: Split) -> list[str]:
-        """Return the names in the list of a split, or in its subfolder, or those that it draws."""
-        lists = {one: self._list_file(one) for one in SPLITS}
+        """Return the images of a split by its list, its subfolder or the hash of the name."""
+        lists = {each: self._list_file(each) for each in SPLITS}
         path = lists[split]
         if path is not None:
             return self._read(path)
-        there = [one for one, path in lists.items() if path is not None]
-        if there:
+        existing = [each for each, path in lists.items() if path is not None]
+        if existing:
             raise NacreError(
-                f"{self.root} has {there[0]}.txt but not {split}.txt; give both lists or none"
+                f"{self.root} has {existing[0]}.txt but not {split}.txt; give both lists or none"
             )
         names = self._images.keys() | self._masks.keys()
         folders = {name.partition("/")[0] for name in names}
@@ -100,8 +100,8 @@ class Folder(FileSource):
         others = sorted(folders.difference(SPLITS))
         if others:
             raise NacreError(
-                f"{self.root / 'images'} holds train, val and {first_names(others)}; train.txt and "
-                "val.txt must say which images are for training and for testing"
+                f"{self.root / 'images'} contains train, val and {first_names(others)}; list the "
+                "images for training and testing in train.txt and val.txt"
             )
         return [name for name in names if name.startswith(f"{split}/")]
 
@@ -112,32 +112,32 @@ class Folder(FileSource):
         return None
 
     def _read(self, path: Path) -> list[str]:
-        """Read the names in a list; they may have an extension."""
+        """Read the names in a list, with or without suffixes."""
         names = [line.strip() for line in read_text(path, "list").splitlines()]
-        found = [_without_suffix(name) for name in names if name]
-        unknown = [name for name in found if name not in self._images and name not in self._masks]
+        listed = [_without_suffix(name) for name in names if name]
+        unknown = [name for name in listed if name not in self._images and name not in self._masks]
         if unknown:
             raise NacreError(
-                f"{len(unknown)} of the {len(found)} names in {path} have neither an image nor "
+                f"{len(unknown)} of the {len(listed)} names in {path} have neither an image nor "
                 f"a mask: {first_names(unknown)}; a line is the path of an image below "
                 f"{self.root / 'images'}"
             )
-        repeated = sorted(name for name, times in Counter(found).items() if times > 1)
+        repeated = sorted(name for name, times in Counter(listed).items() if times > 1)
         if repeated:
             raise NacreError(f"{path} names an image more than once: {first_names(repeated)}")
-        if not found:
+        if not listed:
             raise NacreError(f"{path} names no image")
-        return found
+        return listed
 
 
 def is_for_testing(name: str) -> bool:
-    """Return whether an image is for testing when there are no split lists: one in five is."""
-    return hashlib.sha256(name.encode()).digest()[0] < _TEST_BYTES
+    """Return whether an image is for testing if there are no lists: one in five is."""
+    return hashlib.sha256(name.encode()).digest()[0] < _NUM_TEST_BYTES
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
-    """Find the files below a folder, by their path without extension."""
-    found: dict[str, Path] = {}
+    """Return the files in a folder and its subfolders, by their path without suffix."""
+    files: dict[str, Path] = {}
     for relative in _below(folder):
         name, suffix = os.path.splitext(relative)
         if suffix.lower() not in suffixes:
@@ -147,19 +147,19 @@ def _files(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
                 f"the name of the file {folder / relative} is not text in UTF-8 or has control "
                 "characters; rename it"
             )
-        name = unicodedata.normalize("NFC", name)  # macOS writes letters and their accents apart
-        if name in found:
-            both = sorted([f"{found[name]}", f"{folder / relative}"])
-            raise NacreError(f"{both[0]} and {both[1]} have the same name; one must go")
-        found[name] = folder / relative
-    return found
+        name = unicodedata.normalize("NFC", name)  # macOS separates letters and accents
+        if name in files:
+            both = sorted([f"{files[name]}", f"{folder / relative}"])
+            raise NacreError(f"{both[0]} and {both[1]} have the same name; remove one")
+        files[name] = folder / relative
+    return files
 
 
 def _below(folder: Path, start: str = "", above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield paths below a folder, none that is hidden; what cannot be read is an error."""
+    """Yield the relative paths of all files in a folder that are not hidden."""
     real = os.path.realpath(folder)
     if real in above:
-        raise NacreError(f"the folder {folder} is a link to one that it lies in; remove it")
+        raise NacreError(f"the folder {folder} is a link to one of its parents; remove it")
     try:
         names = [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:

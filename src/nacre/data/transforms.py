@@ -1,24 +1,23 @@
-"""From an image and its mask to arrays of one size: crops, scales and flips.
+"""Crops, scaling and augmentation: from an image and its mask to arrays of one size.
 
-A crop in training is the same four things: a box of the image, scaled to a size, put on a canvas,
-mirrored or not. What differs is how the box is drawn (`images.crop`):
+A training crop is a box of the image, scaled, placed on a canvas and possibly flipped. The crop
+policy (`images.crop`) decides how the box is drawn:
 
-- ``paper``: an area of 0.5 to 2 times the image's and an aspect of 3/4 to 4/3, tried ten times
-  for a box that fits (so at most the whole image), else the largest box of allowed aspect in
-  the middle; scaled to the crop whatever its shape.
-- ``deeplab``: the image scaled by a factor s in 0.5..2, then a crop of it, padded where it is
-  smaller: the same as a box of side crop/s.
+- ``paper``: an area of 0.5 to 2 times the image's and an aspect ratio of 3/4 to 4/3. After ten
+  draws of a box that does not fit, it is the largest box of allowed aspect ratio in the center. The
+  box is scaled to the crop whatever its shape.
+- ``deeplab``: a crop of the image scaled by a factor s in 0.5..2, padded if the image is smaller;
+  this is a box of side crop/s.
 - ``plain``: a crop at the image's own scale.
 
-Then come the operations of the augmentation, each a function, in one order: flip, rotate90,
-color_jitter, gray, blur. One that is off draws no number, so that it changes nothing for the
-others. What lies beside the image in a crop is changed with it.
+The operations of the augmentation follow, one function each, in the order flip, rotate90,
+color_jitter, gray, blur. An operation that is off draws no random number, so that it does not
+change the others. Padding is augmented, too.
 
-Images are scaled bilinearly with antialiasing, masks take the label at the nearest pixel
-center: row i of n from h rows is row floor((i + 1/2) h / n), with Pillow's rounding where that
-falls between two rows. Since the box is known before the image is decoded, a JPEG is decoded at
-1/2, 1/4 or 1/8 in training where that is enough; in testing it is always decoded fully, because a
-figure must not depend on a decoder's short cuts.
+Images are scaled bilinearly with antialiasing. Masks take the label at the nearest pixel center:
+row i of n from h rows is row floor((i + 1/2) h / n), rounded as Pillow does. Since the box is drawn
+before the image is decoded, training decodes a JPEG at 1/2, 1/4 or 1/8 if that is enough. Tests
+always decode it fully, because results must not depend on a decoder's shortcuts.
 """
 
 import math
@@ -43,50 +42,42 @@ AREA = (0.5, 2.0)
 ASPECT = (3 / 4, 4 / 3)
 SCALE = (0.5, 2.0)
 FILL = (124, 116, 104)
-"""Color beside an image: ImageNet's mean, so 0 once it is normalized."""
+"""Color of the padding: ImageNet's mean, which is 0 after normalization."""
 
 _FILL = np.array(FILL, np.uint8)[:, None, None]
-_TRIES = 10
+_MAX_DRAWS = 10
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)[:, None, None]
-"""How bright red, green and blue look."""
+"""Weights of red, green and blue in the brightness."""
 
 EvalMode = Literal["crop", "full", "sliding"]
 Switch = bool | Literal["auto"]
-"""Whether something is done; `auto` leaves it to held-out images (`nacre.evaluation.choose`)."""
+"""On, off, or decided on held-out images (`nacre.evaluation.choose`)."""
 
 
 class Augment(Config):
-    """The operations of the augmentation; 0 switches one off."""
+    """The operations of the augmentation; 0 turns one off."""
 
-    flip: float = Field(
-        0.5, ge=0, le=1, description="how often a crop is mirrored, left and right exchanged"
-    )
+    flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
     rotate90: float = Field(
-        0.0, ge=0, le=1, description="how often a crop is turned by 90, 180 or 270 degrees"
+        0.0, ge=0, le=1, description="probability of a rotation by 90, 180 or 270 degrees"
     )
     color_jitter: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="greatest change of brightness, contrast and saturation: 0.3 is 0.7 to 1.3 "
-        "times, drawn for each crop",
+        description="maximum change of brightness, contrast and saturation: with 0.3, each is "
+        "multiplied by a random factor from 0.7 to 1.3",
     )
-    gray: float = Field(0.0, ge=0, le=1, description="how often a crop loses its colors")
+    gray: float = Field(0.0, ge=0, le=1, description="probability of a conversion to gray")
     blur: float = Field(
         0.0,
         ge=0,
         le=16,
-        description="greatest standard deviation of a Gaussian blur in pixels, drawn for each crop",
+        description="maximum standard deviation of a Gaussian blur in pixels",
     )
 
     def apply(self, pixels: Pixels, labels: Mask, rng: np.random.Generator) -> Sample:
-        """Change a crop by all operations but the flip, which is done where it is scaled.
-
-        Args:
-            pixels: The crop, (3, H, H).
-            labels: Its labels, (H, H).
-            rng: The only source of chance.
-        """
+        """Apply all operations but the flip, which is part of the scaling, to a square crop."""
         if self.rotate90 and rng.random() < self.rotate90:
             pixels, labels = rotate90(pixels, labels, int(rng.integers(1, 4)))
         if self.color_jitter:
@@ -101,7 +92,7 @@ class Augment(Config):
 
 
 class ImagesConfig(Config):
-    """The cut of images for training and testing."""
+    """Crops and augmentation in training, and the size of images in testing."""
 
     crop_size: int = Field(512, ge=8, le=8192, description="side of the square crops in pixels")
     crop: Literal["paper", "deeplab", "plain"] = Field(
@@ -114,41 +105,40 @@ class ImagesConfig(Config):
         None,
         ge=1,
         le=10_000,
-        description="augmented views of an image, which come again in later epochs; by default "
-        "every epoch has a new one. Of a frozen backbone the features of each view are kept in "
-        "memory, so that an epoch costs the decoder alone",
+        description="number of augmented views of an image, which later epochs repeat; by default "
+        "every epoch has a new view. With a frozen backbone, the features of each view are cached, "
+        "so that later epochs run the decoder only",
     )
     eval_mode: EvalMode = Field(
         "crop",
-        description="crop: shorter side to `crop_size`, then the center, as the paper; full: whole "
-        "images at their own size; sliding: the same through windows of `crop_size`",
+        description="crop: scale the shorter side to `crop_size`, center-crop (paper); full: the "
+        "whole image; sliding: the whole image in overlapping windows of `crop_size`",
     )
     mirror: Switch = Field(
         False,
-        description="test by the mean of the scores of an image and of its mirror image; auto: "
-        "where held-out images gain",
+        description="test with the mean scores of an image and its mirror image; auto: if that "
+        "improves the IoU on held-out images",
     )
     edges: Switch = Field(
         False,
-        description="test with scores that are upsampled along the edges of the image; auto: "
-        "where held-out images gain",
+        description="test with scores upsampled along the edges of the image; auto: if that "
+        "improves the IoU on held-out images",
     )
 
     def view_of(self, epoch: int) -> int:
-        """Return which view of its images an epoch shows."""
+        """Return the number of the view in an epoch."""
         return epoch if self.views is None else epoch % self.views
 
     @property
     def test_window(self) -> int | None:
-        """Side of the windows that test images are seen through, where they are."""
+        """Side of the windows for test images, if they are split into windows."""
         return self.crop_size if self.eval_mode == "sliding" else None
 
     @property
     def predict_mode(self) -> EvalMode:
-        """The way a new image enters the network: at the scale of training and testing.
+        """The `eval_mode` for new images, which keeps the scale of training.
 
-        Only the crop ``paper`` makes images as large as the crop; ``deeplab`` and ``plain`` train
-        at the images' own scale.
+        Only the crop ``paper`` scales images to the crop; the others train at the original scale.
         """
         if self.eval_mode == "crop" and self.crop != "paper":
             return "full"
@@ -156,7 +146,7 @@ class ImagesConfig(Config):
 
 
 class Box(NamedTuple):
-    """A part of an image, in pixels."""
+    """A rectangle in an image, in pixels."""
 
     left: int
     top: int
@@ -165,7 +155,7 @@ class Box(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A box, the size it is scaled to, where that lies on the canvas, turned over or not."""
+    """A box, its size after scaling, its position on the canvas, and whether it is flipped."""
 
     box: Box
     width: int
@@ -183,18 +173,15 @@ def train_sample(
     pad: int,
     lookup: LabelArray | None = None,
 ) -> Sample:
-    """Cut a random square out of an image and its mask.
+    """Return a random square crop of an image and its mask, (3,crop,crop) and (crop,crop).
 
     Args:
-        image: The image, decoded or not; one that is not may be decoded at a smaller scale.
+        image: The image, decoded or not.
         mask: Its labels.
-        config: How to cut.
-        rng: The only source of chance.
-        pad: The label beside the image, where the crop is larger than the image.
-        lookup: Maps labels to targets, of which `pad` is one then.
-
-    Returns:
-        The image (3, crop, crop) and the labels or channels (crop, crop).
+        config: The crop policy and the augmentation.
+        rng: The only source of randomness.
+        pad: The label, or the target, of padding.
+        lookup: Maps labels to targets.
     """
     width, height = _common_size(image, mask)
     if config.crop == "paper":
@@ -213,13 +200,7 @@ def train_sample(
 
 
 def eval_sample(image: Image.Image, mask: Mask, config: ImagesConfig) -> Sample:
-    """Return an image and its mask as they are tested: the center, or everything.
-
-    Args:
-        image: The image, decoded or not.
-        mask: Its labels.
-        config: Says which of the two.
-    """
+    """Return an image and its mask for testing: the center, or all of it."""
     width, height = _common_size(image, mask)
     whole = Box(0, 0, width, height)
     load(image)
@@ -227,8 +208,7 @@ def eval_sample(image: Image.Image, mask: Mask, config: ImagesConfig) -> Sample:
         place = Placement(whole, width, height)
         return _scale(image, whole, place), np.ascontiguousarray(mask)
     crop = config.crop_size
-    # The longer side is rounded down and the middle to even, as is usual, so that the pixels
-    # are those that published results were measured on.
+    # Round the longer side down and the center to even, as for published results.
     shorter = min(width, height)
     place = Placement(whole, crop * width // shorter, crop * height // shorter)
     left, top = round((place.width - crop) / 2), round((place.height - crop) / 2)
@@ -249,8 +229,8 @@ def _common_size(image: Image.Image, mask: Mask) -> tuple[int, int]:
 
 
 def _draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Draw a box by area and aspect; the middle of the image if none fits."""
-    for _ in range(_TRIES):
+    """Draw a box by area and aspect ratio; return the center of the image if none fits."""
+    for _ in range(_MAX_DRAWS):
         area = width * height * rng.uniform(*AREA)
         aspect = math.exp(rng.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
@@ -265,7 +245,7 @@ def _draw_box(width: int, height: int, rng: np.random.Generator) -> Box:
 def _draw_crop(
     width: int, height: int, scale: float, crop: int, rng: np.random.Generator
 ) -> Placement:
-    """Draw a crop of the image scaled by ``scale``, and where it lies if it is smaller."""
+    """Draw a crop of the scaled image, and its position on the canvas if it is smaller."""
     side = max(1, round(crop / scale))
     across, down = _along(width, side, crop, rng), _along(height, side, crop, rng)
     box = Box(across[0], down[0], across[1], down[1])
@@ -275,7 +255,7 @@ def _draw_crop(
 def _along(
     length: int, side: int, crop: int, rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """Draw one axis of a crop: start and length of the box, its scaled length and its place."""
+    """Draw one axis of a crop: start, length, scaled length and position on the canvas."""
     if length >= side:
         return int(rng.integers(length - side + 1)), side, crop, 0
     scaled = min(crop, max(1, round(length * crop / side)))
@@ -283,7 +263,7 @@ def _along(
 
 
 def _scale(image: Image.Image, box: Box, place: Placement) -> Pixels:
-    """Return the box of a decoded image at its new size, (3, height, width)."""
+    """Return the scaled box of a decoded image, (3,H,W)."""
     left, top, width, height = box
     if (left, top, width, height) != (0, 0, *image.size):
         image = image.crop((left, top, left + width, top + height))
@@ -292,7 +272,7 @@ def _scale(image: Image.Image, box: Box, place: Placement) -> Pixels:
     pixels = np.array(image).transpose(2, 0, 1)
     if (width, height) == (place.width, place.height):
         return np.ascontiguousarray(pixels)
-    # A third of the time that Pillow takes, and the channels come out apart.
+    # Three times as fast as Pillow, and channels first.
     scaled = F.interpolate(
         torch.from_numpy(pixels)[None],
         size=(place.height, place.width),
@@ -303,7 +283,7 @@ def _scale(image: Image.Image, box: Box, place: Placement) -> Pixels:
 
 
 def _decode(image: Image.Image, place: Placement) -> Box:
-    """Decode an image at the smallest scale that is enough; return the box at that scale."""
+    """Decode an image at the smallest sufficient scale; return the box at that scale."""
     box = place.box
     full_width, full_height = image.size
     shrink = min(box.width / place.width, box.height / place.height)
@@ -318,14 +298,14 @@ def _decode(image: Image.Image, place: Placement) -> Box:
 
 
 def _shrunk(start: int, length: int, full: int, small: int) -> tuple[int, int]:
-    """Return start and length of a stretch of ``full`` pixels in an image of ``small``."""
+    """Return start and length on an axis that was shrunk from ``full`` to ``small`` pixels."""
     first = min(round(start * small / full), small - 1)
     last = max(first + 1, round((start + length) * small / full))
     return first, last - first
 
 
 def _nearest(mask: Mask, place: Placement) -> Mask:
-    """Return the box of a mask at its new size: the label at the nearest pixel center."""
+    """Return the scaled box of a mask: the labels at the nearest pixel centers."""
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
     if (width, height) == (place.width, place.height):
@@ -333,17 +313,17 @@ def _nearest(mask: Mask, place: Placement) -> Mask:
     rows, columns = nearest_pixels(height, place.height), nearest_pixels(width, place.width)
     if place.flip:
         columns = columns[::-1]
-    # Columns are the dear ones to pick, so they are picked where there are fewer rows.
+    # Picking columns is slow, so do it while there are fewer rows.
     if place.height < height:
         return labels[rows].take(columns, axis=1)
     return labels.take(columns, axis=1)[rows]
 
 
 def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
-    """Return which of ``length`` pixels stands at each of ``new_length``, as Pillow's NEAREST.
+    """Return the index of the nearest of ``length`` pixels for each of ``new_length``.
 
-    Pillow adds the step up from pixel to pixel, and its rounding decides where the center of a new
-    pixel falls on the edge of two old ones. Published figures were measured on such masks.
+    Pillow's NEAREST accumulates the step from pixel to pixel. Its rounding decides ties, and
+    published results were measured on masks scaled like that.
     """
     steps = np.full(new_length, length / new_length)
     steps[0] /= 2
@@ -351,7 +331,7 @@ def nearest_pixels(length: int, new_length: int) -> npt.NDArray[np.intp]:
 
 
 def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any) -> Any:
-    """Return pixels or labels at their place in a crop, all beside them filled."""
+    """Return pixels or labels at their position in a crop, padded with `fill`."""
     if values.shape[-2:] == (crop, crop):
         return np.ascontiguousarray(values)
     canvas = np.empty((*values.shape[:-2], crop, crop), values.dtype)
@@ -362,13 +342,13 @@ def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any)
 
 
 def rotate90(pixels: Pixels, labels: Mask, turns: int) -> Sample:
-    """Turn a square image and its mask to the left by so many right angles."""
+    """Rotate a square image and its mask counterclockwise by a number of right angles."""
     turned = np.rot90(pixels, turns, axes=(1, 2)), np.rot90(labels, turns)
     return np.ascontiguousarray(turned[0]), np.ascontiguousarray(turned[1])
 
 
 def jitter_colors(pixels: Pixels, brightness: float, contrast: float, saturation: float) -> Pixels:
-    """Multiply an image's brightness, contrast and saturation by factors; 1 changes nothing."""
+    """Multiply the brightness, contrast and saturation of an image by factors."""
     x = pixels.astype(np.float32) * np.float32(brightness)
     mean = (x * _LUMA).sum(0).mean()
     x = mean + (x - mean) * np.float32(contrast)
@@ -378,7 +358,7 @@ def jitter_colors(pixels: Pixels, brightness: float, contrast: float, saturation
 
 
 def blur(pixels: Pixels, sigma: float) -> Pixels:
-    """Blur an image by a Gaussian with a standard deviation in pixels; its edge is continued."""
+    """Blur an image with a Gaussian of standard deviation ``sigma``, replicating its border."""
     radius = math.ceil(3 * sigma)
     if not radius:
         return pixels
@@ -388,5 +368,5 @@ def blur(pixels: Pixels, sigma: float) -> Pixels:
     x = torch.from_numpy(pixels).float().unsqueeze(1)
     x = F.pad(x, (radius,) * 4, mode="replicate")
     x = F.conv2d(F.conv2d(x, kernel), kernel.transpose(2, 3))
-    found: Pixels = x.squeeze(1).round().clamp(0, 255).byte().numpy()
-    return found
+    blurred: Pixels = x.squeeze(1).round().clamp(0, 255).byte().numpy()
+    return blurred

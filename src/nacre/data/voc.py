@@ -1,9 +1,7 @@
 """Pascal VOC 2012 for segmentation: 20 classes, 10,582 training and 1,449 test images.
 
-Training is on ``train_aug``: VOC's own images with those that the Semantic Boundaries Dataset
-(SBD) annotates, whose masks lie in ``SegmentationClassAug``. Label 0 is the background, 255 the
-border of objects. The color of label c has bit 7-j of red, green and blue from the bits 3j,
-3j+1 and 3j+2 of c.
+The training split is ``train_aug``: VOC's images and those of the Semantic Boundaries Dataset
+(SBD), with masks in ``SegmentationClassAug``. Label 0 is the background, 255 the border of objects.
 """
 
 from pathlib import Path
@@ -45,7 +43,7 @@ _PLAIN, _AUGMENTED = "SegmentationClass", "SegmentationClassAug"
 
 
 def voc_color(label: int) -> tuple[int, int, int]:
-    """Return the color of a label in VOC's palette."""
+    """Return the color of a label in VOC's palette: three bits of the label per bit of a color."""
     red = green = blue = 0
     for j in range(8):
         red |= (label >> 3 * j & 1) << 7 - j
@@ -63,7 +61,7 @@ SPACE = LabelSpace(
 
 
 class VocConfig(DataConfig):
-    """The place of Pascal VOC 2012."""
+    """The config of Pascal VOC 2012."""
 
     name: Literal["voc"] = Field("voc", description="the data set: Pascal VOC 2012")
     root: Path = Field(
@@ -72,7 +70,7 @@ class VocConfig(DataConfig):
 
 
 class Voc(FileSource):
-    """Source of Pascal VOC 2012."""
+    """Pascal VOC 2012."""
 
     space = SPACE
     known_counts = KNOWN_COUNTS
@@ -85,12 +83,12 @@ class Voc(FileSource):
         """Read the list of a split."""
         path = self._list_file(split)
         lines = [line.split() for line in read_text(path, "list").splitlines()]
-        wanted = [fields for fields in lines if fields]
-        if not wanted:
+        lines = [fields for fields in lines if fields]
+        if not lines:
             raise NacreError(f"{path} names no image")
-        masks = self._mask_folder(split, [line[0] for line in wanted if len(line) == 1])
+        masks = self._mask_folder(split, [fields[0] for fields in lines if len(fields) == 1])
         pairs: dict[str, Pair] = {}
-        for fields in wanted:
+        for fields in lines:
             pair = self._pair(path, fields, masks)
             if pair.name in pairs:
                 raise NacreError(f"{path} names the image {shown(pair.name)} more than once")
@@ -98,7 +96,7 @@ class Voc(FileSource):
         return list(pairs.values())
 
     def _pair(self, path: Path, fields: list[str], masks: Path) -> Pair:
-        """Return what a line of a list means: the paths of image and mask, or a name."""
+        """Return the pair of a line in a list: a name, or the paths of image and mask."""
         line = shown(" ".join(fields))
         is_pair = len(fields) == 2 and all(Path(field).suffix for field in fields)
         if len(fields) > 1 and not is_pair:
@@ -106,7 +104,7 @@ class Voc(FileSource):
                 f"{path}: the line {line} is neither a name, which has no space, nor a pair of an "
                 "image's and a mask's path"
             )
-        # Paths may begin with a slash, but go down.
+        # Paths may begin with a slash, but must stay in the folder.
         if any(".." in Path(field).parts or "\0" in field for field in fields):
             raise NacreError(f"{path}: the line {line} leads out of {self.root}")
         if is_pair:
@@ -125,19 +123,19 @@ class Voc(FileSource):
         names = " or ".join(_LIST_NAMES[split])
         raise NacreError(
             f"{self.root} has no list {names} in {', '.join(_LIST_FOLDERS)}; "
-            f"it must lie like this:\n{LAYOUT}"
+            f"the layout must be:\n{LAYOUT}"
         )
 
     def _mask_folder(self, split: Split, names: list[str]) -> Path:
-        """Return the folder with the masks of a split; for testing, VOC's own if it is whole."""
+        """Return the folder of a split's masks: for testing VOC's own, if it is complete."""
         plain, augmented = self.root / _PLAIN, self.root / _AUGMENTED
         if split == "val" and all((plain / f"{name}.png").is_file() for name in names):
             return plain
         return augmented
 
     def _below(self, written: str) -> Path:
-        """Find a path written in a list, which begins at VOC2012 or one of the folders above."""
+        """Return a path of a list, which starts at VOC2012 or one of its parents."""
         path = written.lstrip("/")
         folders = (self.root, *list(self.root.parents)[:2])
-        found = (folder / path for folder in folders if (folder / path).is_file())
-        return next(found, self.root / path)
+        files = (folder / path for folder in folders if (folder / path).is_file())
+        return next(files, self.root / path)
