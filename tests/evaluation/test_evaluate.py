@@ -115,7 +115,7 @@ def test_a_target_that_is_no_channel_is_refused(target: int, predicted: int):
     counter = ConfusionMatrix(3, CPU)
     counter.update(truth, found)
     for count in (counter.counts, lambda: confusion_matrix(truth, found, 3)):
-        with pytest.raises(NacreError, match="1 pixels have a target that is none of the 3"):
+        with pytest.raises(NacreError, match="1 pixels have a target that is not one of the 3"):
             count()
 
 

@@ -212,5 +212,7 @@ def test_a_pixel_of_a_color_that_no_cell_has_takes_the_nearest(network) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_too_many_pixels_at_once_are_refused(network, mode, monkeypatch) -> None:
     monkeypatch.setattr("nacre.evaluation.predictor.MAX_PIXELS", 1000)
-    with pytest.raises(NacreError, match=r"an image of 3 x 400 pixels is too large: .* would see"):
+    with pytest.raises(
+        NacreError, match=r"an image of 3 x 400 pixels is too large: .* the maximum is 1,000"
+    ):
         Predictor(network, mode, 64).classes(torch.zeros(1, 3, 400, 3, dtype=torch.uint8))
