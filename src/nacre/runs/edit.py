@@ -178,37 +178,37 @@ def merge(models: Sequence[LedgerModel]) -> LedgerModel:
     return merged
 
 
-def _merge_two(one: LedgerModel, other: LedgerModel) -> LedgerModel:
+def _merge_two(first: LedgerModel, second: LedgerModel) -> LedgerModel:
     """Join the rows of two models; classes of the same name are one class."""
-    names = list(dict.fromkeys([*one.info.classes, *other.info.classes]))
-    shared = _shared_steps(one, other)
-    channels = torch.tensor([names.index(name) for name in other.info.classes])
-    rows = other.sums.keep(other.sums.step >= shared)
+    names = list(dict.fromkeys([*first.info.classes, *second.info.classes]))
+    shared = _shared_steps(first, second)
+    channels = torch.tensor([names.index(name) for name in second.info.classes])
+    rows = second.sums.keep(second.sums.step >= shared)
     moved = replace(
         rows,
-        step=rows.step + len(one.info.history) - shared,
+        step=rows.step + len(first.info.history) - shared,
         channel=channels[rows.channel],
     )
-    history = [*one.info.history, *other.info.history[shared:]]
-    own = dict(zip(other.info.classes, other.info.colors, strict=True))
+    history = [*first.info.history, *second.info.history[shared:]]
+    own = dict(zip(second.info.classes, second.info.colors, strict=True))
     info = replace(
-        one.info,
+        first.info,
         classes=names,
-        colors=extend_colors(one.info.colors, names, own),
-        steps=[*one.info.steps, *_added(one.info, other.info)],
+        colors=extend_colors(first.info.colors, names, own),
+        steps=[*first.info.steps, *_added(first.info, second.info)],
         history=_numbered(history),
     )
-    return _solved(one, info, join([one.sums, moved]))
+    return _solved(first, info, join([first.sums, moved]))
 
 
-def _shared_steps(one: LedgerModel, other: LedgerModel) -> int:
+def _shared_steps(first: LedgerModel, second: LedgerModel) -> int:
     """Return the number of first steps that two models share, because both started from them."""
     count = 0
-    for a, b in zip(one.info.history, other.info.history, strict=False):
-        mine, theirs = (model.sums.keep(model.sums.step == count) for model in (one, other))
+    for a, b in zip(first.info.history, second.info.history, strict=False):
+        mine, theirs = (model.sums.keep(model.sums.step == count) for model in (first, second))
         names = [
             [model.info.classes[c] for c in rows.channel.tolist()]
-            for model, rows in ((one, mine), (other, theirs))
+            for model, rows in ((first, mine), (second, theirs))
         ]
         same = a == b and names[0] == names[1] and torch.equal(mine.mean, theirs.mean)
         if not (same and torch.equal(mine.scatter, theirs.scatter)):
@@ -217,15 +217,15 @@ def _shared_steps(one: LedgerModel, other: LedgerModel) -> int:
     return count
 
 
-def _check_alike(one: LedgerModel, other: LedgerModel) -> None:
+def _check_alike(first: LedgerModel, second: LedgerModel) -> None:
     """Refuse models whose sums are of different features."""
     for key in ("model", "crop", "predict_mode"):
-        a, b = getattr(one.info, key), getattr(other.info, key)
+        a, b = getattr(first.info, key), getattr(second.info, key)
         if a != b:
             raise NacreError(
                 f"the models cannot be merged: {key} is {a!r} in one and {b!r} in the other"
             )
-    mine, theirs = (_unchanged(model.network).state_dict() for model in (one, other))
+    mine, theirs = (_unchanged(model.network).state_dict() for model in (first, second))
     if not all(torch.equal(value, theirs[name]) for name, value in mine.items()):
         raise NacreError(
             "the models cannot be merged: their backbones have different weights; learn both from "
@@ -240,12 +240,12 @@ def _unchanged(network: Network) -> nn.Module:
     return deeplab(network).backbone
 
 
-def _added(one: ModelInfo, other: ModelInfo) -> list[int]:
+def _added(info: ModelInfo, other: ModelInfo) -> list[int]:
     """Return how many channels each group of the other model adds, without empty groups."""
     added, first = [], 0
     for count in other.steps:
         group = other.classes[first : first + count]
-        added.append(sum(name not in one.classes for name in group))
+        added.append(sum(name not in info.classes for name in group))
         first += count
     return [count for count in added if count]
 

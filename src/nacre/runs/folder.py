@@ -65,17 +65,17 @@ class RunFolder:
         self.resume = path / "resume.safetensors"
         self.first_model = path / FIRST_MODEL
 
-    def place(self, step: int) -> Path:
+    def step_folder(self, step: int) -> Path:
         """Return the folder of a step's model and metrics."""
         return self.path if self.one_step else self.path / f"step-{step}"
 
     def model(self, step: int) -> Path:
         """Return the file of the network after a step."""
-        return self.place(step) / "model.safetensors"
+        return self.step_folder(step) / "model.safetensors"
 
     def step_metrics(self, step: int) -> Path:
         """Return the file of the test figures after a step."""
-        return self.place(step) / "metrics.json"
+        return self.step_folder(step) / "metrics.json"
 
     def is_finished(self, step: int) -> bool:
         """Return True if a step is learned and tested."""

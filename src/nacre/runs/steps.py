@@ -283,24 +283,24 @@ def _shared(
     if cache is None:
         yield False
         return
-    dist, place = step.dist, folder.model(step.number).parent
-    is_taken = _take(cache, step, place)
+    dist, target = step.dist, folder.step_folder(step.number)
+    is_taken = _take(cache, step, target)
     if is_taken:
         dist.on_main(checkpoint.remove)
         step.observe(StepSkipped(step.number, step.iterations, str(cache.folder)))
     try:
         yield is_taken
         if not is_taken:
-            dist.on_main(lambda: cache.store(step.number, place))
+            dist.on_main(lambda: cache.store(step.number, target))
     finally:
         cache.release()
 
 
-def _take(cache: StepCache, step: Step, place: Path) -> bool:
+def _take(cache: StepCache, step: Step, target: Path) -> bool:
     """Return True if a step is in the cache; wait while another process learns it."""
     has_told = False
     while True:
-        answer = step.dist.on_main(lambda: cache.ask(step.number, place))
+        answer = step.dist.on_main(lambda: cache.ask(step.number, target))
         if answer != "wait":
             return answer == "taken"
         if not has_told:

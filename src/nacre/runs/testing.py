@@ -126,7 +126,7 @@ class ScenarioTests:
 
 
 class _Matrices:
-    """The confusion matrices of a network and of its start model, and of the one by the other.
+    """The confusion matrices of a network, of its start model, and of the two against each other.
 
     Args:
         num_known: Channels of the start model; 0 without one.

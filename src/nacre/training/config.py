@@ -283,9 +283,9 @@ def find_ground(model: Mapping[str, Any], *, is_start: bool) -> Ground:
     """Return what a step builds on, given its network and whether a model is continued."""
     if is_start:
         return "own" if is_own_network(model) else "other"
-    kind = model_config_type(model)
-    weights = model.get("weights", kind.model_fields["weights"].default)
-    return "weights" if issubclass(kind, DeepLabConfig) and weights != "none" else "nothing"
+    config_type = model_config_type(model)
+    weights = model.get("weights", config_type.model_fields["weights"].default)
+    return "weights" if issubclass(config_type, DeepLabConfig) and weights != "none" else "nothing"
 
 
 def default_method(model: Mapping[str, Any], ground: Ground, preset: str | None = None) -> str:
