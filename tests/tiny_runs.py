@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
+from nacre.utils.signals import Interrupted
 
 TINY: dict[str, Any] = {
     "scenario": "scenes/4-2-2/overlapped",
@@ -43,6 +46,19 @@ class StopAfter:
 
 def tiny_run(out: Path, **changes: Any) -> dict[str, Any]:
     return run_scenario(tiny_config(**changes), out)
+
+
+def stopped_run(out: Path, config: RunConfig | None = None, after: int = 2) -> None:
+    """Begin a run and stop it when it has asked so many times."""
+    with pytest.raises(Interrupted):
+        run_scenario(config or tiny_config(), out, should_stop=StopAfter(after))
+
+
+def results(run: Path) -> dict[str, bytes]:
+    """Models, metrics and lists of kept images, by name."""
+    names = ("model.safetensors", "metrics.json", "exemplars.csv")
+    found = [path for name in names for path in run.rglob(name)]
+    return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
 def learning(run: Path) -> list[list[Any]]:

@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import nacre
@@ -108,11 +111,6 @@ def test_a_forgotten_folder_leaves_the_model_that_never_saw_it(learned, folders,
 def test_a_forgotten_class_leaves_the_model_of_which_its_pixels_were_ignored(
     learned, folders, tmp_path
 ):
-    import shutil
-
-    import numpy as np
-    from PIL import Image
-
     ignored = tmp_path / "ignored"
     shutil.copytree(folders["both"], ignored)
     for path in (ignored / "masks").glob("*.png"):

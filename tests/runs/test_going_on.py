@@ -5,7 +5,6 @@ import shutil
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 import unprivileged
 from nacre.errors import NacreError
@@ -14,14 +13,8 @@ from nacre.runs.run import run_scenario
 from nacre.training.config import RunConfig, build_config, deep_merge
 from nacre.training.events import EventFile, Position, StepLearned, read_events
 from nacre.utils.signals import Interrupted
-from tiny_runs import TINY, StopAfter, learning, tiny_config, tiny_run
-
-
-def results(run):
-    """Models, metrics and lists of kept images, by name."""
-    names = ("model.safetensors", "metrics.json", "exemplars.csv")
-    found = [path for name in names for path in run.rglob(name)]
-    return {str(path.relative_to(run)): path.read_bytes() for path in found}
+from noise_data import noise_folder
+from tiny_runs import TINY, StopAfter, learning, results, stopped_run, tiny_config, tiny_run
 
 
 def test_no_event_is_lost_or_doubled_wherever_a_run_is_stopped(finished, tmp_path):
@@ -97,8 +90,7 @@ def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
 
 def test_a_saved_state_that_is_behind_its_step_is_removed(finished, tmp_path):
     run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        run_scenario(tiny_config(), run, should_stop=StopAfter(2))
+    stopped_run(run)
     state = RunFolder(run).resume.read_bytes()
     shutil.rmtree(run)
     shutil.copytree(finished, run)
@@ -120,17 +112,7 @@ def test_a_folder_that_a_kill_left_before_its_config_can_be_used(tmp_path):
         tiny_run(other)
 
 
-def make_data(root):
-    for i in range(12):
-        for kind, image in (
-            ("images", Image.new("RGB", (32, 32), (20 * i, 90, 30 + 10 * i))),
-            ("masks", Image.new("L", (32, 32), 1 + i % 2)),
-        ):
-            (root / kind).mkdir(parents=True, exist_ok=True)
-            image.save(root / kind / f"{i:02}.png")
-    (root / "classes.yaml").write_text("background: 0\nclasses: {1: cat, 2: dog}\n")
-    (root / "train.txt").write_text("".join(f"{i:02}\n" for i in range(8)))
-    (root / "val.txt").write_text("".join(f"{i:02}\n" for i in range(8, 12)))
+CLASSES = {1: "cat", 2: "dog"}
 
 
 def folder_config(root, **changes):
@@ -140,27 +122,22 @@ def folder_config(root, **changes):
     return build_config(overrides=deep_merge(tiny, {**values, "train": train, **changes}))
 
 
-def stopped(config, out, after=2):
-    with pytest.raises(Interrupted):
-        run_scenario(config, out, should_stop=StopAfter(after))
-
-
 def test_a_test_set_that_changed_is_noticed(tmp_path):
     root, run = tmp_path / "data", tmp_path / "run"
-    make_data(root)
+    noise_folder(root, 12, classes=CLASSES, test=4)
     config = folder_config(root)
-    stopped(config, run, 12)
-    (root / "val.txt").write_text("08\n09\n")
-    sentence = r"other data \(data.json.tests.0.images: 2 -> 1; data.json.tests.0.sha256: "
+    stopped_run(run, config, 12)
+    (root / "val.txt").write_text("p8\np9\n")
+    sentence = r"other data \(data.json.tests.0.images: 4 -> 2; data.json.tests.0.sha256: "
     with pytest.raises(NacreError, match=sentence):
         run_scenario(config, run)
 
 
 def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
     root, moved, run = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
-    make_data(root)
+    noise_folder(root, 12, classes=CLASSES, test=4)
     reference = run_scenario(folder_config(root), tmp_path / "reference")
-    stopped(folder_config(root), run)
+    stopped_run(run, folder_config(root))
     root.rename(moved)
     changes = {"num_workers": 1, "device": "cpu"}
     assert run_scenario(folder_config(moved, train=changes), run) == reference
@@ -171,9 +148,9 @@ def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
 
 
 def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monkeypatch):
-    make_data(tmp_path / "data")
+    noise_folder(tmp_path / "data", 12, classes=CLASSES, test=4)
     monkeypatch.chdir(tmp_path)
-    stopped(folder_config("data"), tmp_path / "run")
+    stopped_run(tmp_path / "run", folder_config("data"))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run_scenario(read_config(tmp_path / "run", RunConfig), tmp_path / "run")
@@ -184,6 +161,10 @@ def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monk
 RECIPES = {
     "dropout": {},
     "a memory": {"memory": 6},
+    "kept features": {
+        "images": {"views": 2},
+        "method": {"name": "mib", "freeze_step_0": True, "freeze": ["batch_norm"]},
+    },
     "other options": {
         "train": {
             "optimizer": "adamw",
@@ -209,7 +190,7 @@ def test_any_recipe_goes_on_bit_for_bit(tmp_path, monkeypatch, recipe):
     tiny_run(tmp_path / "whole", **values)
     for after in (1, 3, 10):  # the last one within step 1
         out = tmp_path / str(after)
-        stopped(tiny_config(**values), out, after)
+        stopped_run(out, tiny_config(**values), after)
         torch.rand(1000)  # another process has drawn other numbers
         others = {"train": {"num_workers": 1}} if recipe == "dropout" else {}
         tiny_run(out, **deep_merge(values, others))
@@ -241,7 +222,7 @@ def test_a_read_only_folder_is_one_sentence(finished, tmp_path):
             tiny_run(tmp_path / "run")
         return str(caught.value)
 
-    stopped(tiny_config(), tmp_path / "run")
+    stopped_run(tmp_path / "run")
     (tmp_path / "run").chmod(0o555)
     said = unprivileged.without_privileges(refused)
     (tmp_path / "run").chmod(0o755)

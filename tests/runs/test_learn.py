@@ -9,9 +9,12 @@ import sys
 
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 
 import nacre
-from nacre.data.scenes import ScenesConfig
+from nacre.data.folder import is_for_testing
+from nacre.data.scenes import Scenes, ScenesConfig
 from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.losses.softmax import fused_losses
@@ -334,40 +337,19 @@ def test_a_class_that_is_named_but_never_drawn_is_taken_as_hidden(pets, data, tm
     assert hidden(step) is None, "all old classes hide, as in the paper"
 
 
-def test_few_pictures_and_one_picture_make_a_step(pets, tmp_path):
-    for count in (1, 3):
-        folder = write_folder(
-            tmp_path / f"few-{count}",
-            ["crate"],
-            world=WORLD,
-            train=[f"scene-{i:05d}" for i in _holding("crate")[:count]],
-            val=[],
-            lists=False,
-        )
-        _all_for_training(folder)
-        step = learning(folder, tmp_path / f"out-{count}", start=pets)
-        metrics = step()
-        assert step.num_images == count
-        assert metrics["iou"] == {}, "there is no test image"
-        assert metrics["agreement"]["images"] == count
-
-
-def _holding(name):
-    from nacre.data.scenes import Scenes
-
+@pytest.mark.parametrize("count", [1, 3])
+def test_few_images_and_one_image_make_a_step(pets, tmp_path, count):
     index = Scenes(WORLD).index("train")
-    return [i for i, labels in enumerate(index.labels) if LABELS[name] in labels]
-
-
-def _all_for_training(folder):
-    names = [path.stem for path in sorted((folder / "images").iterdir())]
-    # Names that the rule without lists takes for training.
-    from nacre.data.folder import is_for_testing
-
-    for name in names:
-        new = next(f"p{i}" for i in range(99) if not is_for_testing(f"p{i}-{name}"))
-        for kind in ("images", "masks"):
-            (folder / kind / f"{name}.png").rename(folder / kind / f"{new}-{name}.png")
+    pairs = zip(index.names, index.labels, strict=True)
+    # Without lists the names decide which images are for testing.
+    names = [n for n, held in pairs if LABELS["crate"] in held and not is_for_testing(f"train-{n}")]
+    few = tmp_path / "few"
+    write_folder(few, ["crate"], world=WORLD, train=names[:count], val=[], lists=False)
+    step = learning(few, tmp_path / "out", start=pets)
+    metrics = step()
+    assert step.num_images == count
+    assert metrics["iou"] == {}, "there is no test image"
+    assert metrics["agreement"]["images"] == count
 
 
 @pytest.mark.parametrize(
@@ -402,8 +384,6 @@ def test_a_close_name_can_be_said_to_be_new_or_the_same(pets, data, tmp_path):
 def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp_path):
     folder = tmp_path / "blank"
     shutil.copytree(data / "birds", folder)
-    from PIL import Image
-
     for path in (folder / "masks").iterdir():
         Image.new("L", (32, 32)).save(path)
     with pytest.raises(NacreError, match="blank labels nothing"):
@@ -440,8 +420,6 @@ def test_a_class_that_is_named_twice_is_one_sentence(pets, data, tmp_path, class
 
 
 def test_a_start_of_another_kind_is_one_sentence(data, tmp_path):
-    from safetensors.torch import save_file
-
     foreign = tmp_path / "foreign.safetensors"
     save_file({"conv.weight": torch.zeros(3, 3)}, foreign)
     (tmp_path / "empty").mkdir()

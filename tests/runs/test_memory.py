@@ -9,8 +9,7 @@ from nacre.errors import NacreError
 from nacre.labels.mapping import rows_for_loss
 from nacre.runs.run import open_scenario, run_scenario
 from nacre.training.events import StepBegan, StepSkipped, read_events
-from nacre.utils.signals import Interrupted
-from tiny_runs import StopAfter, tiny_config
+from tiny_runs import stopped_run, tiny_config
 
 MEMORY = {"memory": 6}
 
@@ -97,8 +96,7 @@ def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
 
 def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        run_scenario(tiny_config(**MEMORY), out, should_stop=StopAfter(2))
+    stopped_run(out, tiny_config(**MEMORY))
     kept = (out / "exemplars.csv").read_text().splitlines()
     (out / "exemplars.csv").write_text("\n".join(kept[:-1]) + "\n")
     with pytest.raises(NacreError, match="the memory would hold other images"):

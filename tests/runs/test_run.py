@@ -3,6 +3,7 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from nacre.data import dataset as dataset_file
 from nacre.errors import NacreError
@@ -16,16 +17,7 @@ from nacre.training.events import RunBegan, Trained, read_events
 from nacre.training.trainer import NotFinite, Trainer
 from nacre.utils.device import memory_layout
 from nacre.utils.distributed import init_distributed
-from nacre.utils.signals import Interrupted
-from tiny_runs import StopAfter, tiny_config, tiny_run
-
-
-def same_bytes(one: Path, other: Path) -> None:
-    for step in (0, 1, 2):
-        for name in ("model.safetensors", "metrics.json"):
-            a, b = one / f"step-{step}" / name, other / f"step-{step}" / name
-            assert a.read_bytes() == b.read_bytes(), (step, name)
-    assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
+from tiny_runs import results, stopped_run, tiny_config, tiny_run
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_the_model_file_explains_itself(finished):
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(finished, tmp_path):
     tiny_run(tmp_path / "again")
-    same_bytes(finished, tmp_path / "again")
+    assert results(tmp_path / "again") == results(finished)
     other = tiny_run(tmp_path / "other", seed=2)
     assert other != json.loads((finished / "metrics.json").read_text())
 
@@ -117,10 +109,7 @@ def test_two_runs_do_not_work_in_one_folder(finished):
 def test_a_scenario_file_changed_between_two_starts_is_noticed(tmp_path):
     scenario = tmp_path / "mine.yaml"
     scenario.write_text("data: scenes\nsteps: [[1, 2], [3]]\n")
-    with pytest.raises(Interrupted):
-        run_scenario(
-            tiny_config(scenario=str(scenario)), tmp_path / "run", should_stop=StopAfter(3)
-        )
+    stopped_run(tmp_path / "run", tiny_config(scenario=str(scenario)))
     scenario.write_text("data: scenes\nsteps: [[1, 3], [2]]\n")
     with pytest.raises(NacreError, match=r"data.json.steps.0.classes.2: 'starfish' -> None"):
         tiny_run(tmp_path / "run", scenario=str(scenario))
@@ -183,8 +172,6 @@ def test_a_truncated_or_foreign_model_file_is_one_sentence(finished, tmp_path):
         bad.write_bytes(content)
         with pytest.raises(NacreError, match="is damaged or is not a safetensors file"):
             load_model(bad)
-    from safetensors.torch import save_file
-
     for header, message in (("{", "damaged header"), ("{}", "is not a model file of format 1")):
         save_file({"a": torch.zeros(1)}, bad, metadata={"nacre": header})
         with pytest.raises(NacreError, match=message):
@@ -198,8 +185,7 @@ def test_a_truncated_or_foreign_model_file_is_one_sentence(finished, tmp_path):
 
 def test_a_damaged_resume_file_is_one_sentence(tmp_path):
     out = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        run_scenario(tiny_config(), out, should_stop=StopAfter(2))
+    stopped_run(out)
     RunFolder(out).resume.write_bytes(b"123")
     with pytest.raises(NacreError, match=r"resume\.safetensors is damaged or"):
         tiny_run(out)

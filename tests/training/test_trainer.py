@@ -16,9 +16,8 @@ from nacre.runs.run import run_scenario
 from nacre.training.loop import update
 from nacre.training.trainer import KeptFeatures, Trainer, View, _generators, _set_generators
 from nacre.utils.distributed import Distributed
-from nacre.utils.signals import Interrupted
 from small_steps import random_images, second_step
-from tiny_runs import StopAfter, tiny_config
+from tiny_runs import tiny_config
 
 FROZEN = {"freeze_step_0": True, "freeze": ["batch_norm"]}
 
@@ -78,14 +77,6 @@ def test_each_view_passes_the_backbone_once_and_the_model_is_that_of_every_time(
     run_scenario(config(method), tmp_path / "anew")
     assert sum(counts) == len(views) / 2, "nothing is kept, and the same views were learned from"
     assert model(tmp_path / "anew") == model(tmp_path / "kept")
-
-
-def test_an_interrupted_step_goes_on_to_the_same_model(tmp_path: Path) -> None:
-    run_scenario(config(), tmp_path / "whole")
-    with pytest.raises(Interrupted):
-        run_scenario(config(), tmp_path / "cut", should_stop=StopAfter(12))
-    run_scenario(config(), tmp_path / "cut")
-    assert model(tmp_path / "cut") == model(tmp_path / "whole")
 
 
 def test_views_come_again_and_differ_from_each_other() -> None:
@@ -159,16 +150,10 @@ def test_what_is_loaded_lies_in_memory_as_its_parameter_does() -> None:
 ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
-def test_generators_go_on_where_they_stopped() -> None:
-    states = _generators(ALONE)
-    drawn = torch.rand(3)
-    _set_generators(states, ALONE)
-    assert torch.equal(torch.rand(3), drawn)
-
-
-def test_a_process_that_was_not_there_draws_as_the_main_one() -> None:
+@pytest.mark.parametrize("process", [ALONE, Distributed(1, 2, torch.device("cpu"))])
+def test_generators_go_on_where_they_stopped_and_new_ones_as_the_main(process: Any) -> None:
     states = _generators(ALONE)
     drawn = torch.rand(3)
     torch.manual_seed(99)
-    _set_generators(states, Distributed(1, 2, torch.device("cpu")))
+    _set_generators(states, process)
     assert torch.equal(torch.rand(3), drawn)
