@@ -26,32 +26,28 @@ def folder(root: Path, mask: str = "masks/p.png", image: str = "images/p.jpg") -
     save_png(root / mask, COLORS[LABELS])
 
 
+WEED_CLASS = {"title": "weed", "color": "#FF0000"}
 META = {"label_map": {"0": "background", "1": "crop", "2": "weed"}}
-TABLES: dict[str, Any] = {
-    "class_dict.csv": "name,r,g,b\ncrop,0,255,0\nweed,255,0,0\n",
-    "label_colors.txt": "0 255 0 crop\n255 0 0\tweed\n",
-    "labelmap.txt": "# label:color_rgb\nbackground:0,0,0::\ncrop:0,255,0::\nweed:255,0,0::",
-    "classes.json": {"crop": [0, 255, 0], "weed": "#ff0000"},
-    "obj_class_to_machine_color.json": {"crop": [0, 255, 0], "weed": [255, 0, 0]},
-    "dataset_meta.json": META | {"segmentation_colors": COLORS.tolist()},
-}
+CSV = "name,r,g,b\ncrop,0,255,0\nweed,255,0,0\n"
+TABLES: list[tuple[str, Any]] = [
+    ("class_dict.csv", CSV),
+    ("label_colors.txt", "0 255 0 crop\n255 0 0\tweed\n"),
+    ("label_colors.txt", "crop 0 255 0\nweed 255 0 0\n"),
+    ("labelmap.txt", "# label:color_rgb\nbackground:0,0,0::\ncrop:0,255,0::\nweed:255,0,0::"),
+    ("classes.json", {"crop": [0, 255, 0], "weed": "#ff0000"}),
+    ("classes.json", {"classes": [{"name": "crop", "color": [0, 255, 0]}, WEED_CLASS]}),
+    ("obj_class_to_machine_color.json", {"crop": [0, 255, 0], "weed": [255, 0, 0]}),
+    ("dataset_meta.json", META | {"segmentation_colors": COLORS.tolist()}),
+]
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_colors(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "content"), TABLES)
+def test_tables_of_colors(name: str, content: Any, tmp_path: Path) -> None:
     folder(tmp_path / "x")
-    text = TABLES[name] if isinstance(TABLES[name], str) else json.dumps(TABLES[name])
-    save_text(tmp_path / "x" / name, text)
+    save_text(tmp_path / "x" / name, content if isinstance(content, str) else json.dumps(content))
     got = Imported(tmp_path / "x", tmp_path / "y")
     assert (got.names, got.classes["colors"]["weed"]) == (["crop", "weed"], [255, 0, 0])
     np.testing.assert_array_equal(got.mask("p"), LABELS)
-
-
-def test_names_may_come_before_their_colors(tmp_path: Path) -> None:
-    folder(tmp_path / "x")
-    save_text(tmp_path / "x" / "label_colors.txt", "crop 1 0 255 0\nweed 255 0 0\n")
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["crop 1", "weed"]
 
 
 @pytest.mark.parametrize(
@@ -129,33 +125,20 @@ def test_voc_like_folders_of_ones_own(
     np.testing.assert_array_equal(got.mask("p"), labels)
 
 
-def test_folders_as_in_camvid(tmp_path: Path) -> None:
-    for split in ("train", "val", "test"):
-        save_image(tmp_path / "x" / split / "0001.png", SIZE)
-        save_png(tmp_path / "x" / f"{split}annot" / "0001.png", LABELS)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["label 1", "label 2"]
-    assert got.images() == {"train/0001", "val/0001", "test/0001"}
-    assert [len(got.list(split)) for split in ("train", "val", "test")] == [1, 1, 1]
-    np.testing.assert_array_equal(got.mask("val/0001"), LABELS)
-
-
-def test_masks_beside_their_images(tmp_path: Path) -> None:
-    save_image(tmp_path / "x" / "p.jpg", SIZE)
-    save_png(tmp_path / "x" / "p_mask.png", LABELS)
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == ["label 1", "label 2"]
-    np.testing.assert_array_equal(got.mask("p"), LABELS)
-
-
-def test_camvid_with_its_table_of_colors(tmp_path: Path) -> None:
-    for split in ("train", "val"):
+@pytest.mark.parametrize(("folder", "ending"), [("annot", ""), ("_labels", "_L")])
+@pytest.mark.parametrize("table", [None, CSV])
+def test_folders_as_in_camvid(folder: str, ending: str, table: str | None, tmp_path: Path) -> None:
+    splits = ("train", "val", "test")
+    for split in splits:
         save_image(tmp_path / "x" / split / "0001TP_1.png", SIZE)
-        save_png(tmp_path / "x" / f"{split}_labels" / "0001TP_1_L.png", COLORS[LABELS])
-    save_text(tmp_path / "x" / "class_dict.csv", TABLES["class_dict.csv"])
+        mask = tmp_path / "x" / f"{split}{folder}" / f"0001TP_1{ending}.png"
+        save_png(mask, COLORS[LABELS] if table else LABELS)
+    if table:
+        save_text(tmp_path / "x" / "class_dict.csv", table)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.list("train"), got.list("val")) == (["train/0001TP_1.png"], ["val/0001TP_1.png"])
-    np.testing.assert_array_equal(got.mask("train/0001TP_1"), LABELS)
+    assert got.names == (["crop", "weed"] if table else ["label 1", "label 2"])
+    assert [got.list(split) for split in splits] == [[f"{name}/0001TP_1.png"] for name in splits]
+    np.testing.assert_array_equal(got.mask("val/0001TP_1"), LABELS)
 
 
 def test_white_on_black_is_one_class_and_not_what_does_not_count(tmp_path: Path) -> None:
@@ -177,14 +160,6 @@ def test_masks_without_names_get_the_line_to_write(value: int, tmp_path: Path) -
     line = rf"add a file classes\.yaml, such as `classes: {{{value}: crack}}`"
     with pytest.raises(NacreError, match=line):
         Imported(tmp_path / "x", tmp_path / "y")
-
-
-def test_images_without_a_mask_are_counted(tmp_path: Path) -> None:
-    folder(tmp_path / "x")
-    save_image(tmp_path / "x" / "images" / "q.jpg", SIZE)
-    save_text(tmp_path / "x" / "class_dict.csv", TABLES["class_dict.csv"])
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert "1 image: it has no labels (images/q.jpg)" in got.text
 
 
 # Cityscapes, LabelMe's XML

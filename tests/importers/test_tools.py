@@ -164,14 +164,6 @@ def test_cvat_ellipses_and_turned_boxes(tmp_path: Path) -> None:
     assert (columns.min(), columns.max(), rows.min(), rows.max()) == (4, 7, 4, 11)
 
 
-def test_a_cvat_mask_is_read_along_the_rows_of_its_box(tmp_path: Path) -> None:
-    # 3 x 2 box: .XX / X..
-    shape = '<mask label="cat" rle="1, 3, 2" left="5" top="7" width="3" height="2" z_order="0"/>'
-    cvat_of(tmp_path / "x", shape)
-    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
-    assert list(zip(*np.nonzero(got), strict=True)) == [(7, 6), (7, 7), (8, 5)]
-
-
 POINTS = ";".join(f"{x},{y}" for x, y in corners(BOX))
 
 
@@ -215,22 +207,13 @@ def test_cvat_shapes_without_area_are_counted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
-@pytest.mark.parametrize(
-    ("table", "names", "cat", "dog"),
-    [
-        ("dog:51,221,255::\nbackground:0,0,0::\ncat:250,50,83::\n", ["dog", "cat"], 2, 1),
-        ("Background:250,50,83::\ndog:51,221,255::\n", ["dog"], 0, 1),
-    ],
-)
-def test_masks_are_told_by_color_not_by_line(
-    table: str, names: list[str], cat: int, dog: int, tmp_path: Path
-) -> None:
+def test_masks_are_told_by_color_and_the_background_may_have_one(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
-    save_text(tmp_path / "x" / "labelmap.txt", f"# label:color_rgb:parts:actions\n{table}")
+    table = "# label:color_rgb:parts:actions\nBackground:250,50,83::\ndog:51,221,255::\n"
+    save_text(tmp_path / "x" / "labelmap.txt", table)
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.names == names
-    expected = filled((16, 12), (2, 3, 12, 10, cat), (8, 5, 14, 9, dog))
-    np.testing.assert_array_equal(got.mask("a"), expected)
+    assert got.names == ["dog"]
+    np.testing.assert_array_equal(got.mask("a"), filled((16, 12), (8, 5, 14, 9, 1)))
 
 
 def test_palette_masks_of_cvat_are_read_by_their_colors(tmp_path: Path) -> None:

@@ -75,19 +75,20 @@ def test_a_mask_drawn_on_the_upright_image_stays(orientation: int, tmp_path: Pat
     assert (got.report.turned, got.report.doubtful) == ([], [])
 
 
-def test_where_the_size_cannot_tell_people_are_told(tmp_path: Path) -> None:
-    turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, None), "r": (1, STORED)})
+@pytest.mark.parametrize(
+    ("size", "turned", "doubtful"),
+    [(None, [], ["p.jpg", "q.jpg"]), ((10, 20), ["r.jpg"], ["p.jpg"])],
+)
+def test_where_the_size_cannot_tell_and_the_others_do_not_agree_people_are_told(
+    size: tuple[int, int] | None, turned: list[str], doubtful: list[str], tmp_path: Path
+) -> None:
+    third = 8 if turned else 1
+    turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, size), "r": (third, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.doubtful == ["p.jpg", "q.jpg"]
+    assert (got.report.turned, got.report.doubtful) == (turned, doubtful)
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (*BOX, 1)))
-    assert "orientation: 2 images rotated by EXIF data" in got.text
-
-
-def test_upright_evidence_outweighs_for_the_doubtful(tmp_path: Path) -> None:
-    upright = (STORED[1], STORED[0])
-    turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, upright), "r": (8, STORED)})
-    got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.report.turned, got.report.doubtful) == (["r.jpg"], ["p.jpg"])
+    count = "1 image" if turned else "2 images"
+    assert f"orientation: {count} rotated by EXIF data" in got.text
 
 
 def test_a_mask_file_of_the_stored_pixels_is_turned_too(tmp_path: Path) -> None:
@@ -177,43 +178,24 @@ def test_an_umbrella_category_that_is_used_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [("Cat", "cat"), ("cat", "cat "), ("traffic light", "TrafficLight")]
 )
-def test_names_that_differ_in_case_or_blanks_are_refused(
+def test_names_that_differ_in_case_or_blanks_are_refused_until_they_are_renamed(
     names: tuple[str, str], tmp_path: Path
 ) -> None:
-    image = {"id": 0, "file_name": "p.jpg"}
-    save_json(tmp_path / "x" / "c.json", coco([image], [{"image_id": 0, "category_id": 0}], names))
+    boxes = (0, 0, 4, 4), (10, 0, 14, 4)
+    annotations = [
+        {"image_id": 0, "category_id": i, "segmentation": [flat(box)]}
+        for i, box in enumerate(boxes)
+    ]
+    content = coco([{"id": 0, "file_name": "p.jpg"}], annotations, names)
+    save_json(tmp_path / "x" / "c.json", content)
     save_image(tmp_path / "x" / "p.jpg", STORED)
     with pytest.raises(NacreError, match=r"almost the same name; .* --rename"):
         Imported(tmp_path / "x", tmp_path / "y")
     assert not (tmp_path / "y").exists()
-
-
-def test_renaming_makes_them_one_class(tmp_path: Path) -> None:
-    image = {"id": 0, "file_name": "p.jpg"}
-    annotations = [
-        {"image_id": 0, "category_id": i, "segmentation": [flat(box)]}
-        for i, box in enumerate([(0, 0, 4, 4), (10, 0, 14, 4)])
-    ]
-    save_json(tmp_path / "x" / "c.json", coco([image], annotations, ("Cat", "cat ")))
-    save_image(tmp_path / "x" / "p.jpg", STORED)
-    got = Imported(tmp_path / "x", tmp_path / "y", rename={"cat ": "Cat"})
-    assert got.names == ["Cat"]
-    np.testing.assert_array_equal(got.mask("p"), filled(STORED, (0, 0, 4, 4, 1), (10, 0, 14, 4, 1)))
-
-
-# Holes and overlaps
-
-
-@pytest.mark.parametrize("step", [1, -1])
-def test_in_coco_the_smaller_lies_on_top_whatever_its_area_says(step: int, tmp_path: Path) -> None:
-    pair = [
-        {"image_id": 0, "category_id": 0, "segmentation": [flat((0, 0, 20, 10))], "area": 1},
-        {"image_id": 0, "category_id": 1, "segmentation": [flat((5, 2, 9, 6))], "area": 999},
-    ]
-    save_image(tmp_path / "x" / "p.jpg", STORED)
-    save_json(tmp_path / "x" / "c.json", coco([{"id": 0, "file_name": "p.jpg"}], pair[::step]))
-    got = Imported(tmp_path / "x", tmp_path / "y").mask("p")
-    np.testing.assert_array_equal(got, filled(STORED, (0, 0, 20, 10, 1), (5, 2, 9, 6, 2)))
+    got = Imported(tmp_path / "x", tmp_path / "y", rename={names[1]: names[0]})
+    assert got.names == [names[0]]
+    expected = filled(STORED, *((*box, 1) for box in boxes))
+    np.testing.assert_array_equal(got.mask("p"), expected)
 
 
 # Images without labels, and what does not count
@@ -226,6 +208,7 @@ def test_an_image_without_mask_is_empty_only_if_the_export_lists_it(tmp_path: Pa
     assert got.images() == {"a", "b", "empty"}
     assert not got.mask("empty").any()
     assert got.report.empty == ["empty"]
+    assert Imported(tmp_path / "x", tmp_path / "z", unlabeled="skip").images() == {"a", "b"}
 
 
 def test_images_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path) -> None:
@@ -240,12 +223,6 @@ def test_images_that_nothing_speaks_of_are_left_out_or_background(tmp_path: Path
     both = Imported(tmp_path / "x", tmp_path / "z", unlabeled="background")
     assert both.images() == {"p", "q"}
     assert not both.mask("q").any()
-
-
-def test_listed_images_without_labels_can_be_left_out(tmp_path: Path) -> None:
-    cvat_masks(tmp_path / "x")
-    got = Imported(tmp_path / "x", tmp_path / "y", unlabeled="skip")
-    assert got.images() == {"a", "b"}
 
 
 def test_a_coco_file_without_annotations_is_unlabelled_not_empty(tmp_path: Path) -> None:
