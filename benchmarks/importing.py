@@ -66,7 +66,7 @@ def read_by_nacre(folder: Path) -> int:
     """Read an export as `nacre import` does, up to painting."""
     reading = Reading(Export(folder))
     recognize(reading)
-    return sum(reading.shape_counts.values())
+    return sum(len(image.shapes) for image in reading.images)
 
 
 def load_json(folder: Path) -> int:

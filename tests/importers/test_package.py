@@ -32,7 +32,7 @@ def read(reading: Reading, files: list[File]) -> None:
         image = reading.add_image(name)
         left, top, right, bottom = map(int, numbers)
         area = ring_of(points_of(corners((left, top, right, bottom))))
-        reading.draw(image, label, area, "regions")
+        reading.draw(image, label, area)
 
 
 OURS = Format("dat", "the format of a friend", find, read)

@@ -79,7 +79,7 @@ def test_boxes_and_lines_of_coco_are_counted_not_painted(segmentation: Any, tmp_
     captions = {"images": [], "annotations": [{"image_id": 1, "id": 1, "caption": "a cat"}]}
     save_json(tmp_path / "x" / "captions_val.json", captions)  # which are passed over
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.report.shapes, len(got.report.skipped_shapes)) == ({"crowd regions": 1}, 1)
+    assert (got.report.num_shapes, len(got.report.skipped_shapes)) == (1, 1)
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (*BOX, 1)))
 
 
@@ -480,7 +480,7 @@ def test_shapes_and_labels_that_label_studio_keeps_apart(tmp_path: Path) -> None
     )
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("p"), filled(SIZE, (0, 0, 12, 16, 1)))
-    assert (got.names, got.report.shapes) == (["cat"], {"polygons": 1})
+    assert (got.names, got.report.num_shapes) == (["cat"], 1)
 
 
 def test_bitmasks_and_the_short_form_of_label_studio(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_mask_drawn_on_the_upright_image_stays(orientation: int, tmp_path: Pat
     turned_export(tmp_path / "x", {"p": (orientation, upright)})
     got = Imported(tmp_path / "x", tmp_path / "y")
     np.testing.assert_array_equal(got.mask("p"), filled(upright, (*BOX, 1)))
-    assert (got.report.turned, got.report.doubtful) == ([], [])
+    assert (got.report.rotated, got.report.doubtful) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_where_the_size_cannot_tell_and_the_others_do_not_agree_people_are_told(
     third = 8 if turned else 1
     turned_export(tmp_path / "x", {"p": (3, STORED), "q": (6, size), "r": (third, STORED)})
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert (got.report.turned, got.report.doubtful) == (turned, doubtful)
+    assert (got.report.rotated, got.report.doubtful) == (turned, doubtful)
     np.testing.assert_array_equal(got.mask("p"), filled(STORED, (*BOX, 1)))
     count = "1 image" if turned else "2 images"
     assert f"orientation: {count} rotated by EXIF data" in got.text
@@ -95,7 +95,7 @@ def test_a_mask_file_of_the_stored_pixels_is_turned_too(tmp_path: Path) -> None:
     cvat_masks(tmp_path / "x")
     save_turned(tmp_path / "x" / "JPEGImages" / "a.jpg", 6, (16, 12))
     got = Imported(tmp_path / "x", tmp_path / "y")
-    assert got.report.turned == ["a"]
+    assert got.report.rotated == ["a"]
     assert got.mask("a").shape == (16, 12)
 
 

@@ -23,8 +23,8 @@ from nacre.utils.progress import Progress
 Color = tuple[int, int, int]
 Order = Literal["list", "area"]
 Item = TypeVar("Item")
-AreaMakers = Mapping[str, tuple[str, Callable[[Any], Area | None]]]
-"""What to call a kind of shape, and the function that makes its area, by the tool's own word."""
+AreaMakers = Mapping[str, Callable[[Any], Area | None]]
+"""Function that makes the area of a shape, by the tool's word for its type."""
 
 BACKGROUND = "background"
 """The class of pixels without a class."""
@@ -111,7 +111,6 @@ class Reading:
         is_sorted: True if the export has no list of classes, so they are sorted by name.
         classes: Color by class in the export's spelling, or None for a class without a color.
         images: The images.
-        shape_counts: Number of shapes by kind.
         skipped_shapes: Number of skipped shapes by reason.
         notes: Sentences for the report.
     """
@@ -124,7 +123,6 @@ class Reading:
     is_sorted: bool = False
     classes: dict[str, Color | None] = field(default_factory=dict)
     images: list[Image] = field(default_factory=list)
-    shape_counts: Counter[str] = field(default_factory=Counter)
     skipped_shapes: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -190,22 +188,20 @@ class Reading:
             if file not in used and not file.is_extra:
                 self.add_file(file, split_of(file.folder))
 
-    def draw(self, image: Image, name: Any, area: Area | None, title: str) -> None:
-        """Add a shape to an image; ``title`` is what the report calls shapes of this kind."""
+    def draw(self, image: Image, name: Any, area: Area | None) -> None:
+        """Add a shape to an image."""
         known = self.class_of(name)
         if area is None:
             self.skip(image, FEW_CORNERS)
         else:
-            self.shape_counts[title] += 1
             image.shapes.append((known, area))
 
     def draw_as(self, image: Image, makers: AreaMakers, word: str, item: Any, name: Any) -> None:
-        """Add a shape by the tool's word for its kind, or count it if that has no area."""
-        title, make = makers.get(word, ("", None))
-        if make is None:
-            self.skip(image, f"shapes of type {brief(word)!r} have no area")
+        """Add a shape by the tool's word for its type, or count it if it has no area."""
+        if word in makers:
+            self.draw(image, name, makers[word](item))
         else:
-            self.draw(image, name, make(item), title)
+            self.skip(image, f"shapes of type {brief(word)!r} have no area")
 
     def skip(self, image: Image, reason: str) -> None:
         """Count a shape that is not an area."""

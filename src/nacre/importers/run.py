@@ -5,7 +5,6 @@ An import recognizes the format, reads the annotations, assigns labels, and writ
 """
 
 import json
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -124,9 +123,9 @@ class ImportReport:
         return Counter(label for outcome in self.written for label in outcome.pixels)
 
     @property
-    def shapes(self) -> dict[str, int]:
-        """Number of shapes by kind."""
-        return dict(self.reading.shape_counts)
+    def num_shapes(self) -> int:
+        """Number of shapes in the written images."""
+        return sum(outcome.num_shapes for outcome in self.written)
 
     @property
     def skipped_shapes(self) -> dict[str, int]:
@@ -144,7 +143,7 @@ class ImportReport:
         ]
 
     @property
-    def turned(self) -> list[str]:
+    def rotated(self) -> list[str]:
         """Images that were annotated on the stored pixels."""
         return [outcome.name for outcome in self.written if outcome.frame == "stored"]
 
@@ -164,16 +163,10 @@ class ImportReport:
 
     def sentences(self) -> list[str]:
         """Return what the tables do not show."""
-        return [*self._shape_sentences(), *self._image_sentences(), *self.reading.notes]
-
-    def _shape_sentences(self) -> Iterator[str]:
-        # The kinds are plurals: "boxes", "polygons", "masks (RLE)".
-        singular = {kind: re.sub(r"(x)es\b|s\b", r"\1", kind) for kind in self.shapes}
-        counts = [counted(count, singular[kind], kind) for kind, count in self.shapes.items()]
-        if counts:
-            yield f"shapes: {', '.join(counts)}"
+        shapes = [f"shapes: {self.num_shapes:,}"] if self.num_shapes else []
         for reason, count in self.skipped_shapes.items():
-            yield f"skipped: {counted(count, 'shape')}: {reason}"
+            shapes.append(f"skipped: {counted(count, 'shape')}: {reason}")
+        return [*shapes, *self._image_sentences(), *self.reading.notes]
 
     def _image_sentences(self) -> Iterator[str]:
         if self.empty:
@@ -186,16 +179,18 @@ class ImportReport:
         for reason, details in by_reason.items():
             count, hint = counted(len(details), "image"), _HINTS.get(reason, "")
             yield f"left out: {count}: {reason} ({some(details, 3)}){hint}"
-        if self.turned:
+        if self.rotated:
+            count = counted(len(self.rotated), "image")
             yield (
-                f"orientation: {counted(len(self.turned), 'image')} annotated before rotation; the "
-                f"masks are rotated, too ({some(self.turned)})"
+                f"orientation: {count} annotated before rotation; the masks are rotated, too "
+                f"({some(self.rotated)})"
             )
         if self.doubtful:
+            count = counted(len(self.doubtful), "image")
             yield (
-                f"orientation: {counted(len(self.doubtful), 'image')} rotated by EXIF data, and "
-                "the size does not show whether that was before or after annotation; the masks are "
-                f"those of the upright images, so look at them ({some(self.doubtful)})"
+                f"orientation: {count} rotated by EXIF data, and the size does not show whether "
+                "that was before or after annotation; the masks are those of the upright images, "
+                f"so look at them ({some(self.doubtful)})"
             )
         names = enumerate(self.labels.names, start=1)
         unused = [name for label, name in names if not self.images[label]]
@@ -216,14 +211,14 @@ class ImportReport:
             ],
             "background": round(self.fraction(0), 6),
             "ignored": round(self.fraction(self.labels.ignored), 6),
-            "shapes": self.shapes,
+            "shapes": self.num_shapes,
             "skipped_shapes": self.skipped_shapes,
             "empty": [brief(name) for name in self.empty],
             "left_out": [
                 {"image": brief(name), "reason": problem.reason, "detail": problem.detail}
                 for name, problem in self.left_out
             ],
-            "turned": [brief(name) for name in self.turned],
+            "rotated": [brief(name) for name in self.rotated],
             "orientation_unknown": [brief(name) for name in self.doubtful],
             "notes": self.reading.notes,
         }

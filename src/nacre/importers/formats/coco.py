@@ -19,7 +19,6 @@ from nacre.importers.masks import MaskFile
 from nacre.importers.problems import Unusable, brief
 from nacre.importers.reading import (
     BACKGROUND,
-    FEW_CORNERS,
     IGNORED,
     NO_OUTLINE,
     Image,
@@ -165,34 +164,33 @@ def _draw(reading: Reading, image: Image, item: Item, categories: Categories) ->
         raise Unusable("an annotation has an unlisted category", f"category {brief(key)}")
     name = categories[key][0]
     try:
-        area, kind = _area(segmentation, image)
+        area = _area(segmentation, image)
     except ValueError as error:
         raise ValueError(f"annotation {brief(item.get('id'))}: {error}") from error
-    if area is None:
-        reading.skip(image, FEW_CORNERS if segmentation else NO_OUTLINE)
-        return name
-    kind = "crowd regions" if item.get("iscrowd") in (1, True, "1") else kind
-    reading.draw(image, name, area, kind)
+    if segmentation:
+        reading.draw(image, name, area)
+    else:
+        reading.skip(image, NO_OUTLINE)
     return name
 
 
-def _area(segmentation: Any, image: Image) -> tuple[Area | None, str]:
-    """Return the area of a segmentation and what to call it; None if there is no area.
+def _area(segmentation: Any, image: Image) -> Area | None:
+    """Return the area of a segmentation, or None.
 
     Raises:
         ValueError: The segmentation is damaged.
     """
     if segmentation in (None, [], {}, ""):
-        return None, ""
+        return None
     if isinstance(segmentation, dict):
-        return _runs(segmentation, image), "masks (RLE)"
+        return _runs(segmentation, image)
     if not isinstance(segmentation, list):
         raise ValueError(f"its segmentation is {brief(segmentation)}")
     if all(isinstance(value, (int, float)) for value in segmentation):
         segmentation = [segmentation]
     parts = [points_of(part) for part in segmentation]
     outlines = tuple((ring, ()) for ring in parts if len(ring) >= 3)
-    return Outline(outlines) if outlines else None, "polygons"
+    return Outline(outlines) if outlines else None
 
 
 def _runs(segmentation: Item, image: Image) -> Area:
@@ -266,5 +264,4 @@ def _panoptic_mask(
         if type(number) is not int:
             raise Unusable("a segment has no number", brief(number))
         segments[number] = categories[key][0]
-        reading.shape_counts["segments"] += 1
     return MaskFile(file, segments, "colors")

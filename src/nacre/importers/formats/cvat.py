@@ -97,8 +97,8 @@ def _mask(shape: Element) -> Area:
 
 
 _AREAS: AreaMakers = {
-    "polygon": ("polygons", _polygon),
-    "box": ("boxes", _box),
-    "ellipse": ("ellipses", _ellipse),
-    "mask": ("masks (RLE)", _mask),
+    "polygon": _polygon,
+    "box": _box,
+    "ellipse": _ellipse,
+    "mask": _mask,
 }

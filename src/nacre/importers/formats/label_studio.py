@@ -227,9 +227,9 @@ def _fill_box(fractions: tuple[float, ...], width: int, height: int) -> Patch:
 
 
 _AREAS: AreaMakers = {
-    "brush": ("brush strokes", _brush),
-    "polygon": ("polygons", _polygon),
-    "rectangle": ("boxes", _box),
-    "ellipse": ("ellipses", _ellipse),
-    "bitmask": ("bitmasks", _bitmask),
+    "brush": _brush,
+    "polygon": _polygon,
+    "rectangle": _box,
+    "ellipse": _ellipse,
+    "bitmask": _bitmask,
 }

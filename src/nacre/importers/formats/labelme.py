@@ -112,12 +112,12 @@ def _mask(item: dict[str, Any]) -> Area:
 
 
 _AREAS: AreaMakers = {
-    "polygon": ("polygons", _polygon),
-    "rectangle": ("boxes", _rectangle),
-    "oriented_rectangle": ("rotated boxes", _polygon),
-    "rotation": ("rotated boxes", _polygon),
-    "circle": ("circles", _circle),
-    "mask": ("masks", _mask),
+    "polygon": _polygon,
+    "rectangle": _rectangle,
+    "oriented_rectangle": _polygon,
+    "rotation": _polygon,
+    "circle": _circle,
+    "mask": _mask,
 }
 
 
@@ -165,9 +165,9 @@ def _draw_object(reading: Reading, image: Image, item: Element, file: File, mask
     if not name:
         points = item.iterfind("polygon/pt")
         numbers = numbers_of(*(point.findtext(axis) for point in points for axis in "xy"))
-        reading.draw(image, label, ring_of(points_of(numbers)), "polygons")
+        reading.draw(image, label, ring_of(points_of(numbers)))
         return
     mask = masks.find(name, file.folder)
     if mask is None:
         raise Unusable("the mask of an object is missing", brief(name))
-    reading.draw(image, label, partial(fill_whole_bitmap, mask.read()), "masks")
+    reading.draw(image, label, partial(fill_whole_bitmap, mask.read()))

@@ -89,7 +89,7 @@ def _bitmap(item: dict[str, Any]) -> Area:
 
 
 _AREAS: AreaMakers = {
-    "polygon": ("polygons", _polygon),
-    "bitmap": ("bitmaps", _bitmap),
-    "rectangle": ("boxes", _rectangle),
+    "polygon": _polygon,
+    "bitmap": _bitmap,
+    "rectangle": _rectangle,
 }

@@ -162,7 +162,7 @@ def _read_line(
     area = ring_of(points, is_relative=True)
     if area is not None and (points.min() < -_TOLERANCE or points.max() > 1 + _TOLERANCE):
         raise Unusable("its corners are not fractions of width and height, from 0 to 1", where)
-    reading.draw(image, classes[int(numbers[0])], area, "polygons")
+    reading.draw(image, classes[int(numbers[0])], area)
 
 
 def _key(label: File) -> str:
