@@ -58,11 +58,13 @@ def test_tables_of_colors(name: str, content: Any, tmp_path: Path) -> None:
         ("crop,0,255,0\nweed,0,255,0", "two classes have the color 0,255,0"),
         ("name,r,g,b\n", "names no class"),
         (f"crop,0,255,0\n{'a:' * 200_000}", "line 2"),  # for which a pattern would take hours
+        (f"Pixel Value, Class\n{'9' * 5000}, crop", "line 2"),
     ],
 )
 def test_damaged_tables_are_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     folder(tmp_path / "x")
-    save_text(tmp_path / "x" / "class_dict.csv", text)
+    name = "_classes.csv" if text.startswith("Pixel") else "class_dict.csv"
+    save_text(tmp_path / "x" / name, text)
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
 
