@@ -96,7 +96,7 @@ def test_background_comes_first_and_new_classes_last(background: int | None) -> 
         torch.testing.assert_close(kept, old)
 
 
-def test_without_background_an_unlabelled_pixel_is_any_old_class() -> None:
+def test_without_background_an_unlabeled_pixel_is_any_old_class() -> None:
     """The fused losses see the constant channel and compute what is meant, without NaN."""
     adapter = adapted(background=None)
     teacher = copy.deepcopy(adapter)

@@ -137,22 +137,6 @@ def test_two_processes_learn_what_one_does(name: str, by_two: list[Path]) -> Non
     assert_equal_runs(by_two, name)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_new_classes_begin_as_shares_of_the_background(name: str) -> None:
-    need(name)
-    torch.manual_seed(0)
-    config = read_model_config({**MODELS[name], "weights": "none"})
-    network = build_network(config, 3, SIDE).eval()
-    images = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
-    with torch.no_grad():
-        p = network(images).logits.softmax(1)
-        network.grow(2, "background")
-        q = network(images).logits.softmax(1)
-    torch.testing.assert_close(q[:, 1:3], p[:, 1:], rtol=0, atol=1e-5)
-    torch.testing.assert_close(q[:, 0] + q[:, 3:].sum(1), p[:, 0], rtol=0, atol=1e-5)
-    assert network.num_classes == 5
-
-
 @pytest.mark.parametrize(("decoder", "stride"), [("aspp", 32), ("light", 16), ("stages", 16)])
 def test_a_backbone_of_timm_takes_every_decoder(decoder: str, stride: int) -> None:
     need("timm")
@@ -195,7 +179,7 @@ def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_itera
     run_scenario(build_config(overrides=named), tmp_path / "named")
 
 
-def test_a_network_without_background_is_not_learnt_from_nothing(tmp_path: Path) -> None:
+def test_a_network_without_background_cannot_begin_a_run(tmp_path: Path) -> None:
     values = deep_merge(values_of("plain"), {"model": {"background": None}})
     with pytest.raises(NacreError, match="can only be continued"):
         run_scenario(build_config(overrides=values), tmp_path / "run")

@@ -178,16 +178,6 @@ def test_it_learns_without_forgetting_at_once_and_its_backbone_is_told_apart(
         assert network.config.id2label[CLASSES + 1] == "rust"  # type: ignore[union-attr]
 
 
-def test_transformers_own_loss_takes_the_new_classes() -> None:
-    """With an auxiliary head that only the loss sees."""
-    pytest.importorskip("transformers")
-    network = TRANSFORMERS["beit"]()
-    widened = widen(network, 2)
-    assert [list(one) for one in widened.layers.auxiliary] == [["auxiliary_head.classifier"]]
-    labels = torch.full((2, SIZE, SIZE), CLASSES + 1)
-    network(images(), labels=labels).loss.backward()
-
-
 def test_transformers_save_and_load_a_widened_network(tmp_path: Any) -> None:
     transformers = pytest.importorskip("transformers")
     network = trained(TRANSFORMERS["segformer"])

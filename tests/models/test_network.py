@@ -45,7 +45,7 @@ def test_sizes_and_types(backbone: str) -> None:
     assert output.features.shape == (2, network.backbone.channels, rows, columns)
 
 
-def test_pixels_are_normalised_as_the_backbone_expects() -> None:
+def test_pixels_are_normalized_as_the_backbone_expects() -> None:
     network, seen = small(), []
     network.backbone.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     x = images(32, 32)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import pickle
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,8 @@ from nacre.models.norm import (
     channel_statistics,
     synchronize_batch_norm,
 )
+from nacre.utils.distributed import exit_process, init_distributed, leave_distributed
+from one_and_two import end_two
 
 NORMS: dict[str, type[ABN] | type[InPlaceABN]] = {"abn": ABN, "iabn": InPlaceABN}
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -319,8 +324,11 @@ def share(rank: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def shares(in_two_processes: Callable[..., Any]) -> Any:
-    return in_two_processes(share)
+def shares(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("pair")
+    for process in end_two(Path(__file__), folder):
+        assert process.returncode == 0, process.stderr
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(2)]
 
 
 @pytest.mark.slow
@@ -372,3 +380,11 @@ def test_statistics_have_the_digits_of_float64(shape: tuple[int, ...], layout: A
     torch.testing.assert_close(mean, exact.double().mean((0, 2, 3)), rtol=2e-6, atol=0)
     wanted = exact.double().var((0, 2, 3), correction=0)
     torch.testing.assert_close(var, wanted, rtol=2e-6, atol=0)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank = init_distributed("cpu").rank
+    Path(sys.argv[1], str(rank)).write_bytes(pickle.dumps(share(rank)))
+    leave_distributed()
+    exit_process(0)

@@ -131,7 +131,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], int | None]] = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_pictures_of_any_size_are_seen_and_learnt_from(name: str) -> None:
+def test_a_network_learns_from_images_of_any_size(name: str) -> None:
     torch.manual_seed(0)
     make, divisor = ODD[name]
     adapter = Adapter(make())
@@ -148,7 +148,7 @@ def test_pictures_of_any_size_are_seen_and_learnt_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["unet", "patches of 14"])
-def test_padded_pictures_are_seen_as_the_network_sees_them(name: str) -> None:
+def test_padding_gives_the_scores_of_the_padded_image(name: str) -> None:
     torch.manual_seed(0)
     make, divisor = ODD[name]
     assert divisor is not None
@@ -163,7 +163,7 @@ def test_padded_pictures_are_seen_as_the_network_sees_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_a_start_of_another_precision_is_learnt_in_float32(dtype: Any, tmp_path: Path) -> None:
+def test_a_start_of_another_precision_learns_in_float32(dtype: Any, tmp_path: Path) -> None:
     mine = Small(conv()).to(dtype)
     needed = save_start(tmp_path / "start.safetensors", mine, old=list("abcd"))
     network, _, _ = load_model(tmp_path / "start.safetensors", network=needed)
@@ -178,7 +178,7 @@ def test_a_start_of_another_precision_is_learnt_in_float32(dtype: Any, tmp_path:
     [torch.compile, nn.DataParallel, lambda one: torch.jit.trace(one.eval(), IMAGES)],
     ids=["compiled", "parallel", "traced"],
 )
-def test_a_wrapped_network_is_refused_before_anything_is_learnt(wrap: Any, tmp_path: Path) -> None:
+def test_a_wrapped_network_is_refused(wrap: Any, tmp_path: Path) -> None:
     wrapped = wrap(Small(conv()))
     for use in (
         lambda: save_start(tmp_path / "start.safetensors", wrapped, old=list("abcd")),

@@ -13,7 +13,7 @@ from nacre.models.resnet import Depth, ResNet
 NAMES = Path(__file__).parent / "resnet101_names.txt"
 
 # Of the published networks, without their classifiers of 1000 classes
-PARAMETERS: dict[Depth, int] = {18: 11_176_512, 34: 21_284_672, 50: 23_508_032, 101: 42_500_160}
+PARAMETERS: dict[Depth, int] = {18: 11_176_512, 34: 21_284_672}
 
 
 def on_meta(depth: Depth) -> ResNet:
