@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nacre.errors import NacreError
-from nacre.models.backbone import Backbone, Tiny
+from nacre.models.backbone import Backbone
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
 from nacre.models.decoders import (
@@ -24,6 +24,7 @@ from nacre.models.decoders import (
 )
 from nacre.models.deeplab import DeepLab
 from nacre.models.io import find_model, load_model
+from nacre.models.resnet import Tiny
 from nacre.runs.run import run_scenario
 from nacre.training.config import build_config
 from nacre.training.loop import make_teacher

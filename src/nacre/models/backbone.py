@@ -1,4 +1,4 @@
-"""The base class of backbones, the smallest backbone, and timm's."""
+"""The base class of backbones, and timm's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nacre.errors import NacreError, did_you_mean, shown
 from nacre.models.config import TIMM
-from nacre.models.norm import ABN, NormFactory
 from nacre.utils.system import import_extra
 
 Color = tuple[float, float, float]
@@ -53,99 +52,6 @@ def initialize(backbone: nn.Module) -> None:
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels // module.groups * math.prod(module.kernel_size)
             nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-
-
-class ResidualBlock(nn.Module):
-    """A block whose last norm adds the shortcut before it activates."""
-
-    @abstractmethod
-    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
-        """Return the last norm, its input, and the shortcut."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the activated sum of the last norm's output and the shortcut."""
-        norm, y, shortcut = self.summands(x)
-        out: Tensor = norm(y, shortcut)
-        return out
-
-    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum after and before its activation."""
-        norm, y, shortcut = self.summands(x)
-        return norm.forward_both(y, shortcut)
-
-
-def _convolution(
-    in_channels: int, out_channels: int, kernel: int = 3, stride: int = 1
-) -> nn.Conv2d:
-    return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
-
-
-class _Block(ResidualBlock):
-    """A residual block of two 3x3 convolutions."""
-
-    def __init__(
-        self, in_channels: int, out_channels: int, *, stride: int, norm: NormFactory
-    ) -> None:
-        super().__init__()
-        self.first = _convolution(in_channels, out_channels, stride=stride)
-        self.first_norm = norm(out_channels)
-        self.second = _convolution(out_channels, out_channels)
-        self.second_norm = norm(out_channels)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or in_channels != out_channels:
-            self.shortcut = nn.Sequential(
-                _convolution(in_channels, out_channels, kernel=1, stride=stride),
-                norm(out_channels, activation="identity"),
-            )
-
-    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
-        return self.second_norm, self.second(self.first_norm(self.first(x))), self.shortcut(x)
-
-
-class Tiny(Backbone):
-    """A small backbone for generated scenes, which learns on a CPU in minutes.
-
-    Two strided convolutions and two residual blocks
-
-        y = act(norm(conv(act(norm(conv(x))))) + shortcut(x))
-
-    of which the second halves the size once more, so that the output stride is 8.
-
-    The convolutions keep torch's default weights, which are smaller by sqrt(6) than those of
-    `initialize`. Before a normalization the scale of a weight does not change the output but
-    divides the gradient, so learning is 6 times as fast.
-    """
-
-    stride = 8
-    atrous_rates = (1, 2, 4)  # scenes are 64 pixels wide: maps of 8 x 8
-    # In generated scenes no color is more frequent than another.
-    mean = (0.5, 0.5, 0.5)
-    std = (0.25, 0.25, 0.25)
-
-    def __init__(self, *, norm: NormFactory = ABN) -> None:
-        super().__init__()
-        first, second, third = 16, 48, 96
-        self.channels = third
-        self.stages = ((second, 4), (third, 8))
-        self.stem = nn.Sequential(
-            _convolution(3, first, stride=2),
-            norm(first),
-            _convolution(first, second, stride=2),
-            norm(second),
-        )
-        self.fine = _Block(second, second, stride=1, norm=norm)
-        self.coarse = _Block(second, third, stride=2, norm=norm)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return features at an eighth of the size."""
-        y: Tensor = self.coarse(self.fine(self.stem(x)))
-        return y
-
-    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features, and the sums at the end of the two residual blocks."""
-        fine, before_fine = self.fine.forward_both(self.stem(x))
-        coarse, before_coarse = self.coarse.forward_both(fine)
-        return coarse, (before_fine, before_coarse)
 
 
 class TimmBackbone(Backbone):

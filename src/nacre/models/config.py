@@ -67,7 +67,7 @@ def _lite(size: int) -> BackboneRow:
 
 
 BACKBONES: dict[str, BackboneRow] = {
-    "tiny": BackboneRow("nacre.models.backbone:Tiny", any_stride=False),
+    "tiny": BackboneRow("nacre.models.resnet:Tiny", any_stride=False),
     "resnet18": _resnet(18, "f37072fd"),
     "resnet34": _resnet(34, "b627a593"),
     "resnet50": _resnet(50, "0676ba61"),

@@ -1,4 +1,4 @@
-"""ResNet-18, 34, 50 and 101 at output stride 8, 16 or 32.
+"""Residual networks: ResNet-18, 34, 50 and 101 at output stride 8, 16 or 32, and a small one.
 
 Modules have torchvision's names, so that public weights load. Below stride 32 the last stages keep
 their resolution and dilate their 3x3 convolutions instead. As in the paper's network, all blocks of
@@ -9,11 +9,12 @@ Norms contain the activation: the last norm of a block adds the shortcut before 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Literal
 
 from torch import Tensor, nn
 
-from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, ResidualBlock, initialize
+from nacre.models.backbone import IMAGENET_MEAN, IMAGENET_STD, Backbone, initialize
 from nacre.models.norm import ABN, NormFactory
 
 Depth = Literal[18, 34, 50, 101]
@@ -48,6 +49,25 @@ def _downsample(
     return nn.Sequential(
         _conv1x1(in_channels, out_channels, stride), norm(out_channels, activation="identity")
     )
+
+
+class ResidualBlock(nn.Module):
+    """A block whose last norm adds the shortcut before it activates."""
+
+    @abstractmethod
+    def summands(self, x: Tensor) -> tuple[ABN, Tensor, Tensor]:
+        """Return the last norm, its input, and the shortcut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activated sum of the last norm's output and the shortcut."""
+        norm, y, shortcut = self.summands(x)
+        out: Tensor = norm(y, shortcut)
+        return out
+
+    def forward_both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sum after and before its activation."""
+        norm, y, shortcut = self.summands(x)
+        return norm.forward_both(y, shortcut)
 
 
 class BasicBlock(ResidualBlock):
@@ -149,3 +169,49 @@ class ResNet(Backbone):
 
     def _stages(self) -> list[nn.Sequential]:
         return [self.layer1, self.layer2, self.layer3, self.layer4]
+
+
+class Tiny(Backbone):
+    """A small backbone for generated scenes, which learns on a CPU in minutes.
+
+    Two strided convolutions and two residual blocks
+
+        y = act(norm(conv(act(norm(conv(x))))) + shortcut(x))
+
+    of which the second halves the size once more, so that the output stride is 8.
+
+    The convolutions keep torch's default weights, which are smaller by sqrt(6) than those of
+    `initialize`. Before a normalization the scale of a weight does not change the output but
+    divides the gradient, so learning is 6 times as fast.
+    """
+
+    stride = 8
+    atrous_rates = (1, 2, 4)  # scenes are 64 pixels wide: maps of 8 x 8
+    # In generated scenes no color is more frequent than another.
+    mean = (0.5, 0.5, 0.5)
+    std = (0.25, 0.25, 0.25)
+
+    def __init__(self, *, norm: NormFactory = ABN) -> None:
+        super().__init__()
+        first, second, third = 16, 48, 96
+        self.channels = third
+        self.stages = ((second, 4), (third, 8))
+        self.stem = nn.Sequential(
+            _conv3x3(3, first, 2, 1),
+            norm(first),
+            _conv3x3(first, second, 2, 1),
+            norm(second),
+        )
+        self.fine = BasicBlock(second, second, 1, 1, norm)
+        self.coarse = BasicBlock(second, third, 2, 1, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features at an eighth of the size."""
+        y: Tensor = self.coarse(self.fine(self.stem(x)))
+        return y
+
+    def forward_stages(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features, and the sums at the end of the two residual blocks."""
+        fine, before_fine = self.fine.forward_both(self.stem(x))
+        coarse, before_coarse = self.coarse.forward_both(fine)
+        return coarse, (before_fine, before_coarse)
