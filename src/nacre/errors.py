@@ -102,13 +102,7 @@ def unknown_name(kind: str, word: str, known: Iterable[str]) -> NacreError:
 
 
 def check(model: "type[Model]", content: Any, place: str = "") -> "Model":
-    """Convert plain data to a model; the error lists all mistakes.
-
-    Args:
-        model: Class of the result.
-        content: The data.
-        place: File of the data, for errors.
-    """
+    """Convert plain data to a model; the error lists all mistakes, and begins with the place."""
     from pydantic import ValidationError
 
     try:
@@ -123,7 +117,7 @@ def describe_errors(error: "ValidationError", model: Any) -> str:
     errors = error.errors(include_url=False, include_context=False)
     more = len(errors) - _MAX_MISTAKES
     rest = f"; and {more:,} more mistakes" if more > 0 else ""
-    return "; ".join(_describe(one, model) for one in errors[:_MAX_MISTAKES]) + rest
+    return "; ".join(_describe(mistake, model) for mistake in errors[:_MAX_MISTAKES]) + rest
 
 
 def _describe(error: Any, model: Any) -> str:
@@ -140,8 +134,8 @@ def _describe(error: Any, model: Any) -> str:
 
 def _fields_at(model: "type[BaseModel]", path: Iterable[Any]) -> list[str]:
     """Return the keys of a config's section."""
-    for part in path:
-        field = model.model_fields.get(str(part))
+    for key in path:
+        field = model.model_fields.get(str(key))
         nested = _model_in(field.annotation) if field else None
         if nested is None:
             return []
@@ -153,7 +147,7 @@ def _model_in(annotation: Any) -> "type[BaseModel] | None":
     from pydantic import BaseModel
 
     if get_origin(annotation) in (Union, types.UnionType):
-        found = [_model_in(part) for part in get_args(annotation)]
-        return next((one for one in found if one is not None), None)
+        models = map(_model_in, get_args(annotation))
+        return next((model for model in models if model is not None), None)
     is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
     return annotation if is_model else None

@@ -95,16 +95,9 @@ class Job:
     """A run of a grid.
 
     Attributes:
-        name: Scenario, method and seed.
-        config: Config of the run.
-        folder: Folder of the run.
         iterations: Number of updates in each step.
-        fingerprint: Fingerprint of the training and test data.
-        cache: Folder of the steps that runs share.
         step_0: Key of step 0 in the cache.
-        track: Names of trackers.
         first: The job that learns step 0 for this one; None if it learns its own.
-        state: Last known state.
         problem: Reason why the run failed.
         attempts: Number of times that this process submitted the run.
         submitted: The engine's name for the run while the engine has it.
@@ -181,10 +174,7 @@ def check_grid(content: dict[str, Any], place: str = "grid") -> GridConfig:
 def make_jobs(grid: GridConfig, out: Path, cache: Path | None = None) -> list[Job]:
     """Return the runs of a grid, with checked configs and the job that learns each step 0.
 
-    Args:
-        grid: The grid.
-        out: Folder of the grid.
-        cache: Folder of the steps that runs share. Default: ``out/steps``.
+    Runs share learned steps in the folder `cache`, by default ``out/steps``.
     """
     opened: _Opened = {}
     jobs = []
@@ -298,7 +288,7 @@ def run_grid(
 
     Args:
         jobs: The runs.
-        engine: Executes the runs.
+        engine: The engine.
         should_stop: Returns True to stop. Runs then save, or continue if they survive the grid.
         show: Called with the jobs after every poll.
     """

@@ -74,10 +74,8 @@ class Trial:
 
     Attributes:
         name: Name of its folder.
-        rate: Learning rate.
         weight: Weight of the method; None for fine-tuning.
-        accuracy: Mean IoU of the new classes; 0 if it diverged.
-        diverged: True if the losses became infinite.
+        accuracy: Mean IoU of the new classes; 0 if the losses became infinite.
     """
 
     name: str
@@ -100,8 +98,6 @@ class Tuning:
     """The trials and the result of a search.
 
     Attributes:
-        method: Name of the method.
-        trials: The trials in order.
         min_accuracy: Accuracy that passes; None before fine-tuning.
         rate: Chosen learning rate; None before fine-tuning.
         weight: Chosen weight; None before the end.

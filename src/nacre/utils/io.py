@@ -3,7 +3,7 @@
 Writing: a temporary file is flushed and then renamed. If that fails (a full disk, a quota), the
 earlier file is kept and the temporary one is removed. Reading: only regular files (a pipe would
 block) up to a maximum size; an error is one sentence with the file. Locks: one process at a time
-works in a folder; the lock ends with the process.
+works in a folder; the lock ends with the process. Texts: safe for Markdown and spreadsheets.
 """
 
 import contextlib
