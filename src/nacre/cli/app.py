@@ -122,14 +122,14 @@ def flag(name: str, help: str) -> Any:
 
 Preset = Annotated[
     str | None,
-    option("NAME", "Config values to begin with, under your own: paper, text, small or demo."),
+    option("NAME", "Preset config values, which yours override: paper, text, small or demo."),
 ]
 ConfigFile = Annotated[Path | None, option("FILE", "YAML file with config values.", "--config")]
 Set = Annotated[
     list[str] | None,
     option(
         "KEY=VALUE",
-        "Set one config value over all others, such as train.batch_size=8. Repeatable.",
+        "Override one config value, such as train.batch_size=8. Repeatable.",
         "--set",
     ),
 ]
