@@ -33,6 +33,7 @@ from nacre.losses import (
 )
 from nacre.models.config import DeepLabConfig
 from nacre.training.loop import update
+from nacre.utils.system import keep_freed_memory
 
 WEIGHT = 10.0
 
@@ -222,6 +223,7 @@ def measure_share(case: Case, model: DeepLabConfig, is_frozen: bool, rounds: int
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return time and peak memory of each case as ratios, and its share of an update."""
+    keep_freed_memory()  # as in the commands that train
     rows = [row for case in (TINY if tiny else CASES) for row in measure_case(case, rounds)]
     updates = [(replace(TINY[0], stride=8), DeepLabConfig(backbone="tiny"), True)]
     return rows + [measure_share(*one, rounds) for one in (updates if tiny else UPDATES)]

@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from loss_problems import LossProblem
 from nacre.losses.distillations import (
     auxiliary_loss,
     decomposed_distillation,
@@ -19,7 +18,6 @@ from nacre.losses.distillations import (
     merge_new_into_background,
     pod_loss,
 )
-from nacre.losses.statistics import grid_targets
 
 few = settings(max_examples=40, deadline=None)
 
@@ -198,10 +196,3 @@ def test_the_auxiliary_loss_is_the_mean_of_softplus_over_pixels() -> None:
     full = F.interpolate(logits, size=(7, 9), mode="bilinear").flatten().tolist()
     expected = sum(math.log(1 + math.exp(v)) for v in full) / len(full)
     assert float(auxiliary_loss(logits, (7, 9))) == pytest.approx(expected, rel=1e-12)
-
-
-def test_nearest_targets_are_those_of_pytorch() -> None:
-    a = LossProblem(high=(37, 50))
-    for size in ((3, 4), (37, 50), (1, 1), (5, 7)):
-        expected = torch.nn.functional.interpolate(a.targets.unsqueeze(1), size, mode="nearest")
-        assert torch.equal(grid_targets(a.targets, size, corner=True), expected.squeeze(1))

@@ -141,12 +141,14 @@ def test_features_of_a_relu_are_drawn_without_negative_ones() -> None:
     assert draw_features(loud, torch.tensor([0, 0]), non_negative=True).shape == (0, 3)
 
 
-def test_grid_targets_are_in_the_middle_of_cells() -> None:
+def test_grid_targets_are_in_the_middle_or_the_corner_of_cells() -> None:
     targets = torch.arange(64 * 48).view(1, 64, 48)
     assert torch.equal(grid_targets(targets, (4, 3)), targets[:, 8::16, 8::16])
-    assert torch.equal(grid_targets(targets, (64, 48)), targets)
-    exact = F.interpolate(targets[:, None].double(), (5, 7), mode="nearest-exact")
-    assert torch.equal(grid_targets(targets, (5, 7)), exact.squeeze(1).long())
+    for size in ((5, 7), (64, 48), (1, 1)):
+        for mode, corner in (("nearest-exact", False), ("nearest", True)):
+            expected = F.interpolate(targets[:, None].double(), size, mode=mode)
+            found = grid_targets(targets, size, corner=corner)
+            assert torch.equal(found, expected.squeeze(1).long())
 
 
 def slow_distance(a: Problem) -> Tensor:

@@ -82,13 +82,3 @@ def test_strips_hold_every_row_once_and_are_no_larger_than_allowed(
         assert 1 <= len(held) <= lines
         strip.put(held + 1, seen)
     assert (seen == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("images", "lines", "touched"), [(1, 5, 2), (1, 16, 2), (1, 32, 3), (4, 48, 2), (4, 2048, 32)]
-)
-def test_strips_touch_few_input_rows(images: int, lines: int, touched: int) -> None:
-    strips._CPU_STRIP_BYTES = lines * 4
-    upsampler = StripUpsampler(torch.zeros(images, 1, 32, 1), (512, 1))
-    sources = [upsampler.weights(strip)[1] for strip in upsampler.strips()]
-    assert max(s.stop - s.start for s in sources) == touched

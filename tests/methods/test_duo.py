@@ -131,17 +131,6 @@ def test_origins_are_what_the_decoder_takes_new_classes_for():
     assert torch.allclose(step.network.ledger.origins[2].double(), expected), "none was seen"
 
 
-def test_where_the_decoder_has_learned_nothing_the_ledger_decides():
-    batch = Batch(*random_images([0, 0, 1, 2, 255], 0))
-    method, step = step_of([batch])
-    method.begin_step(step)
-    method.fit(step)
-    step.network.ledger.learned[:] = torch.tensor([True, False, False])
-    _, stages = step.network.read(batch.images)
-    both, alone = step.network(batch.images).scores, step.network.ledger(stages)
-    assert torch.allclose(both.softmax(1), alone.softmax(1))
-
-
 def test_held_out_images_tell_which_classes_the_decoder_has_learned():
     """A decoder that vetoes class 2 on every image, and one that knows class 1 by its label."""
     seen, held = (Batch(*random_images([0, 0, 1, 2], seed)) for seed in (0, 1))
