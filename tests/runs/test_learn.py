@@ -282,7 +282,7 @@ def hidden(step):
     return None if rows is None else rows[:, 0].tolist()
 
 
-def test_several_partly_labelled_sets_teach_one_model(data, tmp_path):
+def test_several_partly_labeled_sets_teach_one_model(data, tmp_path):
     step = learning([data / "pets", data / "birds"], tmp_path / "both")
     assert step.data.channels.names == ("background", *PETS, *BIRDS)
     assert hidden(step) == [[True, False, False, True], [True, True, True, False]]
@@ -303,7 +303,7 @@ def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, meth
     assert step()["classes"] == ["background", *PETS, *BIRDS, *FISH]
 
 
-def test_classes_that_are_labelled_again_are_not_hidden(pets, data, tmp_path):
+def test_classes_that_are_labeled_again_are_not_hidden(pets, data, tmp_path):
     both = write_folder(tmp_path / "both", ["pearl", "crate"], world=WORLD)
     step = learning(both, tmp_path / "out", start=pets)
     assert step.data.new == ("crate",)
@@ -366,7 +366,7 @@ def test_few_images_and_one_image_make_a_step(pets, tmp_path, count):
         ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),
     ],
 )
-def test_what_cannot_be_learnt_is_one_sentence(pets, data, tmp_path, change, message):
+def test_what_cannot_be_learned_is_one_sentence(pets, data, tmp_path, change, message):
     folder = data / change.pop("data", "birds")
     with pytest.raises(NacreError, match=message):
         learning(folder, tmp_path / "out", start=pets, **change)

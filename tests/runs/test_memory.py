@@ -29,7 +29,7 @@ def test_the_list_is_in_the_folder_and_is_no_larger_than_asked_for(finished):
     assert {row["labels_of_step"] for row in by_step[2]} == {"0", "1"}
 
 
-def test_a_kept_picture_has_the_labels_of_its_own_step_and_no_others():
+def test_a_kept_image_has_the_labels_of_its_own_step_and_no_others():
     data = open_scenario(tiny_config(**MEMORY))
     classes = data.scenario.classes
     dataset = data.train_dataset(2)
@@ -49,7 +49,7 @@ def test_a_kept_picture_has_the_labels_of_its_own_step_and_no_others():
 
 
 @pytest.mark.parametrize(("method", "old_hide"), [("mib", True), ("ft", False), ("dkd", False)])
-def test_what_a_kept_pictures_step_did_not_label_may_hide_in_it(method, old_hide):
+def test_what_a_kept_images_step_did_not_label_may_hide_in_it(method, old_hide):
     config = tiny_config(**MEMORY, method=method)
     data = open_scenario(config)
     assert told(data, 0, old_hide) is None
@@ -69,7 +69,7 @@ def told(data, step, hides_old):
     return rows_for_loss(mappings, growth, hides_old=hides_old)
 
 
-def test_kept_pictures_have_their_share_of_every_batch_and_cost_no_updates(finished):
+def test_kept_images_have_their_share_of_every_batch_and_cost_no_updates(finished):
     config = tiny_config(**MEMORY)
     events = read_events(finished / "events.jsonl")
     begun = {one.step: one for one in events if isinstance(one, StepBegan)}

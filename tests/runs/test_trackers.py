@@ -6,7 +6,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from nacre.errors import NacreError
 from nacre.runs.run import run_scenario
 from nacre.runs.trackers import TRACKERS, TensorBoard, run_id, tracking
-from nacre.training.events import RunBegan, StepBegan, StepSkipped, StepTested, Trained, read_events
+from nacre.training.events import RunBegan, StepTested, Trained, read_events
 from tiny_runs import tiny_config
 
 BEGAN = RunBegan("s", "mib", 1, "cpu", 1, "float32", "none", [7, 5, 3])
@@ -30,20 +30,6 @@ def test_tensorboard_has_what_the_events_have(tmp_path):
     assert [one.value for one in board.Scalars("miou/all_without_background")] == pytest.approx(
         [mean["all_without_background"] for mean in means], rel=1e-5
     )
-
-
-def test_iterations_are_counted_on_after_a_step_that_was_only_tested(tmp_path):
-    track = TensorBoard(tmp_path / "run")
-    track(BEGAN)
-    track(StepSkipped(0, 7))
-    track(StepTested(1, {"all": 0.5, "old": None}))  # learned before this start
-    track(StepBegan(2, ["a"], 6, 3, 0))
-    track(Trained(2, 3, 0.1, {"ce": 1.0}, 10.0))
-    track.close()
-    found = EventAccumulator(str(tmp_path / "run-tensorboard"))
-    found.Reload()
-    assert [one.step for one in found.Scalars("loss/ce")] == [7 + 5 + 3]
-    assert [one.step for one in found.Scalars("miou/all")] == [7 + 5]
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])

@@ -78,15 +78,6 @@ def test_another_method_leaves_no_values_of_the_first_behind():
     assert kept["method"] == {"name": "mib", "weight": 3}
 
 
-def test_values_set_for_a_method_stay_with_the_method_that_is_asked_for(tmp_path):
-    file = tmp_path / "a.yaml"
-    file.write_text("scenario: scenes/4-4/overlapped\nmethod: {name: mib, init: random}\n")
-    config = build_config(
-        file=file, assignments=["method.weight=5"], overrides={"method": {"name": "lwf"}}
-    )
-    assert (config.method.name, config.method.model_dump()["weight"]) == ("lwf", 5.0)
-
-
 @pytest.mark.parametrize("task", ["19-1", "15-5", "15-1"])
 def test_the_ablation_changes_one_thing_at_a_time(task):
     def row(**method):
@@ -101,33 +92,28 @@ def test_the_ablation_changes_one_thing_at_a_time(task):
     assert row(name="mib", kd="plain", init="random", weight=3)["method"]["weight"] == 3
 
 
+RESNET = ("in-place ABN release", "torchvision's or timm's", "resnet101-63fe2227.pth")
+
+
 @pytest.mark.parametrize(
-    "given",
+    ("preset", "model", "sources"),
     [
-        {"preset": "paper", "overrides": SCENES},
-        {"preset": "text", "overrides": SCENES},
-        {"preset": "paper", "overrides": {**SCENES, "model": {"backbone": "resnet101"}}},
-        {"preset": "paper", "overrides": SCENES, "assignments": ["model.norm=bn"]},
+        ("paper", {}, RESNET),
+        ("text", {}, RESNET),
+        ("paper", {"backbone": "resnet101"}, RESNET),
+        ("paper", {"norm": "bn"}, RESNET),
+        ("paper", {"backbone": "lite0", "norm": "bn"}, ("efficientnet_lite0",)),
+        ("paper", {"backbone": "timm/mobilenetv2_100"}, ("docs/networks.md",)),
     ],
 )
-def test_the_papers_preset_never_starts_at_random_unless_told_to(given):
+def test_the_papers_presets_never_start_at_random_unless_told_to(preset, model, sources):
     with pytest.raises(NacreError) as caught:
-        build_config(**given)
+        build_config(preset=preset, overrides={**SCENES, "model": model})
     message = str(caught.value)
-    assert message.startswith(f"preset {given['preset']!r} starts from ImageNet weights")
-    for source in ("in-place ABN release", "torchvision's or timm's", "resnet101-63fe2227.pth"):
-        assert source in message
-    said = {**given, "assignments": [*given.get("assignments", []), "model.weights=none"]}
-    assert build_config(**said).model.weights == "none"
-
-
-def test_other_networks_under_the_papers_preset_say_what_they_start_from_too():
-    for model, source in (
-        ({"backbone": "lite0", "norm": "bn"}, "efficientnet_lite0"),
-        ({"backbone": "timm/mobilenetv2_100"}, r"docs/networks\.md"),
-    ):
-        with pytest.raises(NacreError, match=f"model.weights is not set; set it to .*{source}"):
-            build_config(preset="paper", overrides={**SCENES, "model": model})
+    assert message.startswith(f"preset {preset!r} starts from ImageNet weights, and model.weights ")
+    assert all(source in message for source in sources)
+    random = {**SCENES, "model": {**model, "weights": "none"}}
+    assert build_config(preset=preset, overrides=random).model.weights == "none"
 
 
 RECIPE = {"images.crop: 'paper' -> 'deeplab'", "train.nesterov: True -> False"}
@@ -237,41 +223,36 @@ def test_a_preset_does_not_let_a_penalty_overshoot(preset, method, most_importan
     assert abs(theta.item()) < 1
 
 
-def test_epochs_are_heard_over_the_iterations_of_a_preset_or_a_file(tmp_path):
+@pytest.mark.parametrize(
+    ("train", "iterations", "later"),
+    [
+        ({}, 800, 400),
+        ({"epochs": 2}, None, None),
+        ({"iterations": 9}, 9, None),
+        ({"epochs": 2, "iterations": 9}, 9, None),
+        ({"iterations": 9, "incremental_iterations": 4}, 9, 4),
+    ],
+)
+def test_a_length_that_a_user_sets_replaces_that_of_a_preset(train, iterations, later):
+    config = build_config(preset="small", overrides={**SCENES, "train": train})
+    assert (config.train.iterations, config.train.incremental_iterations) == (iterations, later)
+
+
+def test_epochs_replace_the_iterations_of_a_file(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("train: {iterations: 7}\n")
-    small = build_config(preset="small", overrides=SCENES).train
-    assert small.iterations is not None
-    said = {**SCENES, "train": {"epochs": 2}}
-    assert build_config(preset="small", overrides=said).train.iterations is None
-    assert build_config(file=file, overrides=said).train.iterations is None
-    both = {**SCENES, "train": {"epochs": 2, "iterations": 9}}
-    assert build_config(preset="small", overrides=both).train.iterations == 9
-
-
-def test_a_length_that_a_user_sets_holds_for_the_later_steps_of_a_preset_too():
-    assert build_config(preset="small", overrides=SCENES).train.incremental_iterations is not None
-    for said in ({"epochs": 2}, {"iterations": 9}):
-        values = {**SCENES, "train": said}
-        assert build_config(preset="small", overrides=values).train.incremental_iterations is None
-    both = {**SCENES, "train": {"iterations": 9, "incremental_iterations": 4}}
-    assert build_config(preset="small", overrides=both).train.incremental_iterations == 4
+    options = {**SCENES, "train": {"epochs": 2}}
+    assert build_config(file=file, overrides=options).train.iterations is None
 
 
 @pytest.mark.parametrize("preset", ["small", "demo"])
-def test_what_a_method_has_under_small_it_has_under_demo(preset):
-    config = build_config(preset=preset, overrides={**SCENES, "method": "ilt"})
-    assert config.method.layer == "decoder"
+def test_a_preset_freezes_the_backbone_of_any_method_and_beside_what_that_freezes(preset):
+    def chosen(method):
+        return build_config(preset=preset, overrides={**SCENES, "method": method}).method
 
-
-def test_a_preset_freezes_the_backbone_of_any_method_and_beside_what_that_freezes():
-    for method in ("mib", "joint", "ewf", "ssul"):
-        chosen = build_config(preset="small", overrides={**SCENES, "method": method}).method
-        assert chosen.freeze_step_0, method
-    ewf = build_config(preset="small", overrides={**SCENES, "method": "ewf"}).method
-    assert (ewf.fusion, ewf.freeze) == ("sqrt", ("old_rows", "batch_norm"))
-    ilt = build_config(preset="small", overrides={**SCENES, "method": "ilt"}).method
-    assert ilt.layer == "decoder", "features of a frozen backbone cannot differ"
+    assert all(chosen(method).freeze_step_0 for method in ("mib", "joint", "ewf", "ssul"))
+    assert (chosen("ewf").fusion, chosen("ewf").freeze) == ("sqrt", ("old_rows", "batch_norm"))
+    assert chosen("ilt").layer == "decoder", "features of a frozen backbone cannot differ"
 
 
 RELEASED = [

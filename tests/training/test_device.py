@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import nacre
 from fake_device import NEEDS, FakeDevice, fake_device
@@ -14,9 +13,7 @@ from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
-from nacre.models.norm import InPlaceABN
 from nacre.runs.run import run_scenario
-from nacre.training import trainer as trainers
 from nacre.training.loop import update
 from nacre.utils.distributed import Distributed
 from nacre.utils.signals import Interrupted
@@ -77,42 +74,6 @@ def test_a_loss_scale_and_clipping_wait_for_nothing(device, name):
     assert any(name.startswith("_fused_sgd") for name in device.kernels)
 
 
-class Alone(nn.Module):
-    """In the place of torch's wrapper of several processes, whose exchange needs real ones."""
-
-    def __init__(self, network, **_):
-        super().__init__()
-        self.network = network
-
-    def forward(self, *args, **kwargs):
-        return self.network(*args, **kwargs)
-
-
-@pytest.fixture
-def two_processes(device, monkeypatch):
-    """Pretend to be the first of two processes; what is exchanged stays as it is."""
-    exchange = {
-        "is_initialized": lambda: True,
-        "get_world_size": lambda: 2,
-        "all_reduce": lambda tensor: None,
-    }
-    for name, value in exchange.items():
-        monkeypatch.setattr(torch.distributed, name, value)
-    monkeypatch.setattr(trainers, "DistributedDataParallel", Alone)
-    return Distributed(0, 2, torch.device("cuda", 0))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_several_processes_do_not_wait_in_in_place_norms(device, two_processes, monkeypatch):
-    model = DeepLabConfig(backbone="resnet18", decoder_channels=8, norm="iabn")
-    monkeypatch.setattr("small_steps.build_network", lambda *_: build_network(model, 3, 32))
-    train = {"precision": "bfloat16"}
-    trainer, _, samples = second_step("ft", dist=two_processes, count=1, train=train)
-    assert waits_of_updates(device, trainer, samples, 1) == {}
-    assert any(isinstance(module, InPlaceABN) for module in trainer.network.modules())
-
-
 def test_a_test_of_many_batches_waits_once(device):
     model = DeepLabConfig(backbone="tiny", decoder_channels=8)
     network = build_network(model, 5, 32).to("cuda")
@@ -137,7 +98,7 @@ def config(method, **changes):
 @pytest.mark.parametrize(
     ("device", "precision"), [("cuda", "float16"), ("mps", "float32")], indirect=["device"]
 )
-def test_a_run_is_learnt_tested_interrupted_and_used_on_a_device(device, precision, tmp_path):
+def test_a_run_is_learned_tested_interrupted_and_used_on_a_device(device, precision, tmp_path):
     out = tmp_path / "run"
     train = {"precision": precision, "micro_batch": 4}
     wanted = config("rw", model={"norm": "iabn"}, train=train)

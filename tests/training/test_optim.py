@@ -1,4 +1,4 @@
-"""Optimisers and schedules against torch and against formulas by hand."""
+"""Optimizers and schedules against torch and against formulas by hand."""
 
 import copy
 import math
@@ -106,7 +106,7 @@ def test_a_network_whose_backbone_nobody_knows_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_an_optimiser_goes_on_from_its_state(name: str) -> None:
+def test_an_optimizer_goes_on_from_its_state(name: str) -> None:
     config = OptimConfig(optimizer=name)  # type: ignore[arg-type]
     whole = network()
     optimizer = make_optimizer(whole, config, 0.01)
