@@ -91,9 +91,11 @@ class ClassGroup:
 
 
 def places(title: str) -> ClassGroup:
-    """Return the group of ``1-15``, ``20`` or ``all``."""
+    """Return the group of ``1-15``, ``20``, ``all`` or the name of a class of VOC."""
     if title == ALL:
         return ClassGroup(ALL)
+    if not title[0].isdigit():
+        return ClassGroup(title, is_class=True)
     first, _, last = title.partition("-")
     return ClassGroup(title, int(first), int(last or first))
 
@@ -122,7 +124,7 @@ class Block:
         groups: The columns.
         place: The key of its published results, if there are any.
         is_ablation: True if rows are named as in the paper's ablation.
-        beside: The methods whose published rows are shown, too.
+        beside: The methods whose published rows are in the table, too.
     """
 
     heading: str
@@ -193,19 +195,20 @@ def _over_orders(orders: Sequence[dict[tuple[Any, ...], float]]) -> tuple[float,
     return () if mean is None else (mean,)
 
 
-def own_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
+def own_block(results: ScenarioResults) -> Block:
     """Return a scenario's block with the paper's groups, or with a group per step."""
-    place = _place(results)
+    key = place_of(results)
+    place = key[0] if key else None
     groups = _groups(results)
     for layout in (published()["1"], published()["2"]):
         if place in layout.groups:
             groups = tuple(map(places, layout.groups[place]))
-    return Block(results.scenario, (results,), groups, place, beside=beside)
+    return Block(results.scenario, (results,), groups, place)
 
 
-def class_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) -> Block:
+def class_block(results: ScenarioResults) -> Block:
     """Return a block with a column for every class, then the groups."""
-    block = own_block(results, beside)
+    block = own_block(results)
     titles = {group.title for group in block.groups}
     classes = [
         # A class with the title of a group must not be taken for it.
@@ -215,11 +218,7 @@ def class_block(results: ScenarioResults, beside: frozenset[str] = frozenset()) 
     return replace(block, groups=(*classes, *block.groups))
 
 
-def published_blocks(
-    results: Sequence[ScenarioResults],
-    layout: PublishedTable,
-    beside: frozenset[str] = frozenset(),
-) -> Iterator[Block]:
+def published_blocks(results: Sequence[ScenarioResults], layout: PublishedTable) -> Iterator[Block]:
     """Yield the blocks of a published table that have runs, or all of them without any runs."""
     keys = [(place_of(scenario), scenario) for scenario in results]
     for place in layout.places:
@@ -227,19 +226,9 @@ def published_blocks(
             scenario for key, scenario in keys if key and key[0] == place and key[1] in ORDERS
         )
         if orders or not results:
-            groups = tuple(
-                places(title)
-                if title == ALL or title[0].isdigit()
-                else ClassGroup(title, is_class=True)
-                for title in layout.groups[place]
-            )
+            groups = tuple(map(places, layout.groups[place]))
             heading = f"{place.task} {place.setup}"
-            yield Block(heading, orders, groups, place, FULL in layout.methods, beside)
-
-
-def _place(results: ScenarioResults) -> Place | None:
-    key = place_of(results)
-    return key[0] if key else None
+            yield Block(heading, orders, groups, place, FULL in layout.methods)
 
 
 def _groups(results: ScenarioResults) -> tuple[ClassGroup, ...]:
@@ -325,21 +314,18 @@ def _own_tables(
     """Return a table of all scenarios after the last step, or a table by class per scenario."""
     numbers = ("1", "2") if kind == "last" else ("S per class",)
     layouts = tuple(published()[number] for number in numbers) if paper else ()
-    beside = _beside(layouts)
-    alone = [block for layout in layouts for block in published_blocks([], layout)]
-    if kind == "last":
-        blocks = [own_block(scenario, beside) for scenario in results] if results else alone
-        plans = [("After the last step", tuple(blocks))]
-    elif results:
-        plans = [
-            (f"{scenario.scenario}, by class", (class_block(scenario, beside),))
-            for scenario in results
-        ]
+    if results:
+        blocks = [own_block(one) if kind == "last" else class_block(one) for one in results]
     else:
-        plans = [(f"Pascal VOC 2012, {block.heading}, by class", (block,)) for block in alone]
+        blocks = [block for layout in layouts for block in published_blocks([], layout)]
+    if kind == "last":
+        tables = [("After the last step", blocks)]
+    else:
+        prefix = "" if results else "Pascal VOC 2012, "
+        tables = [(f"{prefix}{block.heading}, by class", [block]) for block in blocks]
     return [
-        _build(_Plan(title, blocks, paper=layouts, background=background))
-        for title, blocks in plans
+        _build(_Plan(title, tuple(blocks), paper=layouts, background=background))
+        for title, blocks in tables
     ]
 
 
@@ -354,7 +340,7 @@ def _published_tables(
     tables = []
     for layout in layouts:
         shown = (layout,) if paper else ()
-        blocks = tuple(published_blocks(results, layout, _beside(shown)))
+        blocks = tuple(published_blocks(results, layout))
         if blocks:
             plan = _Plan(
                 TITLES[layout.name],
@@ -373,13 +359,10 @@ def _published_tables(
     return tables
 
 
-def _beside(layouts: Sequence[PublishedTable]) -> frozenset[str]:
-    """Return the methods whose published rows a table shows."""
-    return frozenset(name for layout in layouts for name in layout.methods)
-
-
 def _build(plan: _Plan) -> ResultTable:
     """Return the table of a specification."""
+    beside = frozenset(name for layout in plan.paper for name in layout.methods)
+    plan = replace(plan, blocks=tuple(replace(block, beside=beside) for block in plan.blocks))
     columns = tuple(
         Column(block.heading, group.title, block.about(group)) for block, group in plan.columns
     )
