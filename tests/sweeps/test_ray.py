@@ -1,11 +1,10 @@
-"""The wiring to Ray, with one that runs tasks in threads, and a real cluster of two nodes."""
+"""The engine of Ray, with a stand-in for Ray, and on a real cluster of two nodes."""
 
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +15,10 @@ from typer.testing import CliRunner
 from nacre.cli.app import program
 from nacre.errors import NacreError
 from nacre.sweeps import engines
-from nacre.sweeps import grid as grids
-from nacre.sweeps.engines import Ray
-from nacre.sweeps.grid import check_grid, make_jobs, open_engine, run_grid
+from nacre.sweeps.engines import Ended, Ray, RemoteRun, Task
+from nacre.sweeps.grid import check_grid, open_engine
 from ray_nodes import PATIENT, Nodes
-from stand_in_runs import Process, stand_in
+from stand_in_runs import stand_in
 from tiny_runs import TINY, set_options
 
 VALUES = {key: value for key, value in TINY.items() if key != "scenario"}
@@ -28,37 +26,20 @@ GRID = {"scenarios": ["scenes/4-4/overlapped"], "methods": ["ft", "joint"], "con
 
 
 class RayError(Exception):
-    """Ray's own errors are kinds of this one."""
-
-
-class RayTask(threading.Thread):
-    """A task of Ray: a thread, or one that its machine took with it."""
-
-    def __init__(self, ray, function, *given):
-        super().__init__(daemon=True)
-        self.ray, self.function, self.given = ray, function, given
-        self.result, self.error, self.process = None, None, None
-        self.start()
-
-    def run(self):
-        if self.ray.losses:
-            self.ray.losses -= 1
-            self.error = RayError("The node died.\nThe worker died unexpectedly")
-            return
-        self.result = self.function(*self.given)
+    """The base class of Ray's errors."""
 
 
 class FakeRay:
-    """The part of Ray that an engine uses."""
+    """The part of Ray that the engine uses; the tasks in `results` have ended."""
 
     exceptions = SimpleNamespace(RayError=RayError)
 
     def __init__(self):
-        self.options, self.tasks, self.losses = {}, [], 0
-        self.is_there = True
+        self.options, self.tasks, self.results, self.canceled = {}, [], {}, []
+        self.is_running = True
 
     def init(self, address, **more):
-        if not self.is_there:
+        if not self.is_running:
             raise ConnectionError(f"Could not find any running Ray instance at {address}\nmore")
 
     def cluster_resources(self):
@@ -66,89 +47,78 @@ class FakeRay:
 
     def remote(self, **options):
         self.options = options
+        return lambda function: SimpleNamespace(remote=self.submit)
 
-        def wrap(function):
-            def submit(*given):
-                self.tasks.append(RayTask(self, function, *given))
-                return self.tasks[-1]
-
-            return SimpleNamespace(remote=submit)
-
-        return wrap
+    def submit(self, task):
+        self.tasks.append(task)
+        return task
 
     def wait(self, tasks, timeout):
-        return [one for one in tasks if not one.is_alive()], []
+        return [task for task in tasks if task in self.results], []
 
     def get(self, task):
-        if task.error is not None:
-            raise task.error
-        return task.result
+        if isinstance(self.results[task], Exception):
+            raise self.results[task]
+        return self.results[task]
 
     def cancel(self, task):
-        """Interrupt the task, which terminates its process."""
-        for process in Process.started:
-            if process.task.folder == task.given[0].folder:
-                process.terminate()
+        self.canceled.append(task)
 
 
 @pytest.fixture
 def ray(monkeypatch):
     fake = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    stand_in(monkeypatch, usual=0)
-    monkeypatch.setattr(engines, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(grids, "POLL_SECONDS", 0.01)
     return fake
 
 
-def carried_out(out, grid=GRID, **more):
-    jobs = make_jobs(check_grid(grid), out)
-    return run_grid(jobs, Ray(), **more), jobs
+@pytest.mark.parametrize(
+    ("gpus_per_run", "gpus", "processes"), [(None, 1, 1), (2, 2, 2), (0, 0, 1)]
+)
+def test_runs_are_tasks_with_gpus_and_a_core_for_each_process(
+    ray, tmp_path, wanted, gpus, processes
+):
+    engine = open_engine("ray", check_grid({**GRID, "gpus_per_run": wanted}), tmp_path)
+    assert ray.options == {"num_gpus": gpus, "num_cpus": processes, "max_retries": 0}
+    engine.submit(Task(("run",), tmp_path / "run", tmp_path))
+    assert (ray.tasks[0].processes, ray.tasks[0].cores) == (processes, processes)
 
 
-def test_runs_are_tasks_with_a_gpu_and_a_core(ray, tmp_path):
-    finished, jobs = carried_out(tmp_path)
-    assert finished
-    assert [job.state for job in jobs] == ["done", "done"]
-    assert ray.options == {"num_gpus": 1, "num_cpus": 1, "max_retries": 0}
+def test_a_task_is_polled_canceled_and_lost(ray, tmp_path):
+    engine = Ray()
+    names = [engine.submit(Task(("run",), tmp_path / str(i), tmp_path)) for i in range(2)]
+    assert [engine.poll(name) for name in names] == [None, None]
+    engine.cancel(names[1])
+    assert ray.canceled == [ray.tasks[1]]
+    done = Ended("done")
+    ray.results[ray.tasks[0]] = done
+    ray.results[ray.tasks[1]] = RayError("The node died.\nThe worker died unexpectedly")
+    assert engine.poll(names[0]) == done
+    assert engine.poll(names[1]) == Ended("lost", "Ray lost it: The worker died unexpectedly")
 
 
-def test_a_run_may_have_several_gpus_and_a_process_for_each(ray, tmp_path):
-    engine = open_engine("ray", check_grid({**GRID, "gpus_per_run": 2}), tmp_path)
-    assert ray.options["num_gpus"] == 2
-    (job,) = make_jobs(check_grid({**GRID, "methods": ["ft"]}), tmp_path)
-    engine.submit(grids.make_task(job))
-    assert "--nproc-per-node=2" in ray.tasks[0].given[0].command()
+def test_a_canceled_run_saves_before_its_task_ends(tmp_path, monkeypatch):
+    """Ray interrupts a task by an exception."""
+    started = stand_in(monkeypatch)
 
+    def interrupt(seconds):
+        raise KeyboardInterrupt
 
-def test_what_ray_loses_is_submitted_again_a_few_times(ray, tmp_path):
-    ray.losses = 2
-    _, jobs = carried_out(tmp_path)
-    assert [job.state for job in jobs] == ["done", "done"]
-    assert len(ray.tasks) == 4
-    ray.losses = 10
-    _, jobs = carried_out(tmp_path / "again", {**GRID, "methods": ["ft"]})
-    assert jobs[0].state == "failed"
-    assert jobs[0].problem == "Ray lost it: The worker died unexpectedly"
-
-
-def test_tasks_save_and_end_when_the_grid_stops(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(Process, "usual", None)
-    finished, jobs = carried_out(tmp_path, should_stop=lambda: len(Process.started) == 2)
-    assert not finished
-    assert [job.state for job in jobs] == ["waiting", "waiting"]
-    assert [one.result.state for one in ray.tasks] == ["lost"] * 2
+    monkeypatch.setattr(engines.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        RemoteRun(Task(("run",), tmp_path / "run", tmp_path))()
+    assert started[0].code == 130
 
 
 def test_what_ray_prints_does_not_get_into_the_json(ray, tmp_path, monkeypatch):
     """Ray reports the death of a node on stdout."""
 
-    class Failed(Process):
-        def poll(self):
-            print("(raylet) The node died")
-            return 2
+    def wait(tasks, timeout):
+        print("(raylet) The node died")
+        ray.results = dict.fromkeys(tasks, Ended("failed", "an error"))
+        return tasks, []
 
-    monkeypatch.setattr(engines, "start", Failed)
+    monkeypatch.setattr(ray, "wait", wait)
     words = ["grid", *OPTIONS, "--methods", "ft", "--out", str(tmp_path), "--engine", "ray"]
     done = CliRunner().invoke(program, [*words, "--json"])
     (run,) = json.loads(done.stdout)
@@ -156,8 +126,8 @@ def test_what_ray_prints_does_not_get_into_the_json(ray, tmp_path, monkeypatch):
     assert "(raylet)" in done.stderr
 
 
-def test_without_a_cluster_it_says_how_to_make_one(ray, tmp_path):
-    ray.is_there = False
+def test_without_a_cluster_it_says_how_to_make_one(ray):
+    ray.is_running = False
     with pytest.raises(NacreError, match=r"there is no Ray cluster here .*`ray start --head`"):
         Ray()
 
