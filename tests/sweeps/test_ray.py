@@ -72,9 +72,7 @@ def ray(monkeypatch):
     return fake
 
 
-@pytest.mark.parametrize(
-    ("gpus_per_run", "gpus", "processes"), [(None, 1, 1), (2, 2, 2), (0, 0, 1)]
-)
+@pytest.mark.parametrize(("wanted", "gpus", "processes"), [(None, 1, 1), (2, 2, 2), (0, 0, 1)])
 def test_runs_are_tasks_with_gpus_and_a_core_for_each_process(
     ray, tmp_path, wanted, gpus, processes
 ):
