@@ -2,10 +2,9 @@
 
     python benchmarks/abn.py                       # ResNet-50 with head, 2 x 3 x 256 x 256
 
-In-place ABN stands against batch norm + leaky ReLU. Memory is what autograd keeps for the backward
-pass: the distinct storages among its saved tensors, without the parameters. The other side is as
-lean as torch allows: its leaky ReLU works in place. The networks take turns, and the shortest time
-of each counts.
+In-place ABN is compared with batch norm + leaky ReLU, which works in place. Memory is what autograd
+keeps for the backward pass: the distinct storages of its saved tensors, without the parameters. The
+networks take turns, and the shortest time of each counts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a step costs a network of any library: time of an update, and memory, against it alone.
+"""Time and memory of an update of an external network, relative to a plain training loop.
 
     python benchmarks/networks.py                  # 4 x 3 x 128 x 128
 
-The network alone makes the same update with the plain cross-entropy on upsampled scores, written as
-any training loop writes it. Fine-tuning by nacre's trainer differs from it by the adapter and the
-fused loss; MiB adds the teacher and the distillation. The network is a U-Net of plain torch, which
-puts out scores at a quarter of the size.
+The plain loop makes the same update with the cross-entropy of upsampled scores. Fine-tuning with
+nacre's trainer adds the adapter and the fused loss; MiB adds the teacher and the distillation. The
+network is a U-Net of plain torch, which outputs scores at a quarter of the size.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class EncoderConfig(AdapterConfig):
 KINDS["encoder"] = Kind(
     EncoderConfig,
     lambda config, steps, crop, load: adapt(Encoder(steps[0], config.width), config, steps),
-    "a network of this benchmark",
 )
 
 

@@ -64,7 +64,7 @@ def cracks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
+def test_one_call_teaches_a_network(cracks: Path) -> None:
     mine = network()
     before = {name: value.clone() for name, value in mine.state_dict().items()}
     names: dict[str, Any] = {"nacre": nacre, "my_network": mine}
@@ -77,12 +77,12 @@ def test_one_call_teaches_a_network_of_ones_own(cracks: Path) -> None:
         ["crack"],
     ]
     for name, value in mine.state_dict().items():
-        assert torch.equal(value, before[name]), "the network that was given is as it was"
+        assert torch.equal(value, before[name]), "the given network does not change"
     again = nacre.load("models/with-cracks", "cpu", network=network())
     assert again.predict("image.png").mask.shape == (SIDE, SIDE)
 
 
-def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
+def test_a_step_on_a_torch_data_set_needs_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -91,7 +91,7 @@ def test_a_step_on_a_data_set_of_ones_own_needs_no_folder(
     assert capsys.readouterr().out == "('background', 'nucleus', 'membrane')\n"
     assert {path.name for path in tmp_path.iterdir()} == {"cells.safetensors", "cells.json"}
     first, second = names["first"], names["second"]
-    assert first.network.num_classes == 2, "the first step stays as it is"
+    assert first.network.num_classes == 2, "the first step does not change"
     model = nacre.load("cells.safetensors", "cpu")
     for name, value in second.network.state_dict().items():
         assert torch.equal(value, model.network.state_dict()[name])
@@ -136,9 +136,7 @@ def given(data: Any, classes: Any = ("a",), **values: Any) -> Any:
         ),
     ],
 )
-def test_data_of_ones_own_that_cannot_be_learned_is_one_sentence(
-    data: Any, values: dict[str, Any], message: str
-) -> None:
+def test_invalid_data_is_one_sentence(data: Any, values: dict[str, Any], message: str) -> None:
     with pytest.raises(NacreError, match=message):
         given(data, **values)
 
@@ -159,7 +157,7 @@ def test_torchs_loader_takes_a_data_folder(cracks: Path) -> None:
     assert len(list(tested)) == len(tested)
 
 
-def test_a_network_that_takes_few_sizes_is_taught_and_sees_any(cracks: Path) -> None:
+def test_a_network_of_few_sizes_predicts_images_of_any_size(cracks: Path) -> None:
     """A U-Net, whose sides must be multiples of 8, with pixels of 0 to 1."""
     torch.manual_seed(0)
     pixels = {"mean": [0, 0, 0], "std": [1, 1, 1]}
@@ -329,7 +327,7 @@ def test_a_trainer_of_hugging_face_remembers(
     assert moved.abs().max() > 1e-4  # six updates did something
 
 
-def test_a_loss_of_ones_own_by_strips_is_that_of_upsampled_logits() -> None:
+def test_a_loss_by_strips_equals_that_of_upsampled_logits() -> None:
     g = torch.Generator().manual_seed(0)
     logits, old_logits = (torch.randn(2, c, 5, 5, generator=g).requires_grad_() for c in (4, 3))
     labels = torch.randint(0, 4, (2, 40, 40), generator=g)

@@ -1,4 +1,4 @@
-"""What several tests of the models use."""
+"""Fixtures of the tests of networks."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Site]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     for name in ("ENDPOINT", "HUGGINGFACE_CO_URL_TEMPLATE"):
         monkeypatch.setattr(constants, name, getattr(constants, name))  # set back afterwards
+    # The client waits longer after each failed attempt.
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
     huggingface_hub.close_session()
     with serving() as site:
         site.files["/weights.pth"] = CONTENT

@@ -1,4 +1,4 @@
-"""Servers on loopback that behave as servers do: whole, cut off, wrong, absent, elsewhere."""
+"""Servers on loopback with valid and invalid responses."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 class WithAux(nn.Module):
-    """A network with an auxiliary head, which no loss of nacre sees, and its own batch norm."""
+    """A network with batch norm and an auxiliary head, which no loss of nacre uses."""
 
     def __init__(self, num_classes: int, width: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class WithAux(nn.Module):
 
 
 class PlainConfig(AdapterConfig):
-    """A module of one's own, as a package adds it through an entry point."""
+    """A kind of network that a package could add through an entry point."""
 
     kind: Literal["plain"] = "plain"
 

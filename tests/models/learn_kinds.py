@@ -1,4 +1,4 @@
-"""Carries out runs as `one_and_two` does, with the libraries that need help to import."""
+"""Runs `one_and_two` with the kinds of networks of these tests."""
 
 import sys
 from pathlib import Path

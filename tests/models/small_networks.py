@@ -1,4 +1,4 @@
-"""Small networks, each with one peculiarity of the real ones."""
+"""Small networks, each with one property of real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def body(width: int) -> nn.Sequential:
 
 
 class Small(nn.Module):
-    """Two convolutions and a layer that scores; what is put out differs by subclass."""
+    """Two convolutions and a scoring layer; subclasses have other outputs."""
 
     def __init__(self, score: nn.Module, width: int = 6) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Answer:
 
 
 class Logits(Small):
-    """transformers': an object, and an auxiliary head that only the network's own loss sees."""
+    """transformers': an object, and an auxiliary head that only its own loss uses."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(6, CLASSES, 1))
@@ -158,7 +158,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], dict[str, float], list[str]]]
 
 
 def make(name: str) -> nn.Module:
-    """A network as if it were trained: its norms have seen batches, its scores are clear."""
+    """A network as after training: its norms have statistics, its scores differ."""
     torch.manual_seed(0)
     network = NETWORKS[name][0]()
     with torch.no_grad():

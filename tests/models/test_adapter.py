@@ -1,4 +1,4 @@
-"""Others' networks as students: pixels, channels, feature maps, growing, saving."""
+"""External networks as students: pixels, channels, feature maps, growing, saving."""
 
 from __future__ import annotations
 
@@ -41,14 +41,12 @@ def test_scores_are_the_networks_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "side"), [("tensor", 8), ("out", 8), ("sum", 16), ("linear", 8), ("temperature", 16)]
 )
-def test_scores_are_taken_before_they_are_upsampled_where_that_is_all_that_follows(
-    name: str, side: int
-) -> None:
-    """So that the fused losses never hold them at full size."""
+def test_scores_are_read_before_bilinear_upsampling(name: str, side: int) -> None:
+    """The fused losses then never keep them at full size."""
     assert adapted(name)(IMAGES).logits.shape[-2:] == (side, side)
 
 
-def test_another_way_of_upsampling_is_left_to_the_network() -> None:
+def test_scores_are_read_after_any_other_upsampling() -> None:
     class Corners(Small):
         def forward(self, images: Tensor) -> Any:
             scores = self.score(self.body(images))
@@ -58,7 +56,7 @@ def test_another_way_of_upsampling_is_left_to_the_network() -> None:
     assert Adapter(Corners(conv()))(IMAGES).logits.shape[-2:] == (16, 16)
 
 
-def test_pixels_as_a_processor_says() -> None:
+def test_pixels_are_normalized_as_by_the_processor() -> None:
     usual = {"image_mean": [0.5] * 3, "image_std": [0.25] * 3}
     seen: list[Tensor] = []
 
@@ -96,8 +94,8 @@ def test_background_comes_first_and_new_classes_last(background: int | None) -> 
         torch.testing.assert_close(kept, old)
 
 
-def test_without_background_an_unlabeled_pixel_is_any_old_class() -> None:
-    """The fused losses see the constant channel and compute what is meant, without NaN."""
+def test_without_background_an_unlabeled_pixel_may_be_any_old_class() -> None:
+    """The fused losses handle the constant channel without NaN."""
     adapter = adapted(background=None)
     teacher = copy.deepcopy(adapter)
     adapter.grow(2, "background")
@@ -119,7 +117,7 @@ def test_without_background_an_unlabeled_pixel_is_any_old_class() -> None:
     assert (student.grad[:, 0] == 0).all()
 
 
-def test_what_the_scoring_layer_reads_is_the_decoders_output() -> None:
+def test_the_input_of_the_scoring_layer_is_the_decoders_output() -> None:
     output = adapted()(IMAGES)
     assert output.decoder_features.shape == (2, 6, 8, 8)
     tokens = adapted("linear")(IMAGES)
@@ -146,7 +144,7 @@ def test_tokens_become_a_map_of_the_images_proportions(extra: int) -> None:
     assert as_map(torch.ones(2, 7), (64, 96)) is None
 
 
-def test_a_copy_is_a_network_of_its_own() -> None:
+def test_a_copy_shares_nothing_with_the_original() -> None:
     adapter = adapted(stages=("body",))
     before = adapter(IMAGES).logits
     teacher = copy.deepcopy(adapter)

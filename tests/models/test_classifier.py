@@ -1,4 +1,4 @@
-"""The classifier: what grows, what stays, and that new channels change no old probability."""
+"""The classifier: growing, and that new channels change no old probability."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def features() -> Tensor:
     return torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(0))
 
 
-def test_channels_stand_in_the_order_of_the_steps() -> None:
+def test_channels_have_the_order_of_the_steps() -> None:
     classifier, x = Classifier(4, [3]), features()
     before = classifier(x)
     classifier.grow(2)
@@ -44,7 +44,7 @@ def with_row(name: str, branches: bool) -> Classifier:
 @pytest.mark.parametrize("num_new", [1, 2])
 @pytest.mark.parametrize("branches", [False, True])
 @pytest.mark.parametrize("name", ["unknown", "auxiliary"])
-def test_new_channels_can_start_as_a_row_that_is_no_class(
+def test_new_channels_can_start_as_copies_of_an_extra_row(
     name: str, branches: bool, num_new: int
 ) -> None:
     classifier, x = with_row(name, branches), features()
@@ -67,7 +67,7 @@ def test_the_auxiliary_row_leaves_the_features_alone_and_the_unknown_one_does_no
 
 
 @pytest.mark.parametrize("branches", [False, True])
-def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
+def test_a_saved_classifier_loads_after_match_state(branches: bool) -> None:
     saved = with_row("unknown", branches)
     saved.grow_from("unknown", 2)
     fresh = Classifier(4, saved.classes_per_step)
@@ -80,7 +80,7 @@ def test_a_classifier_takes_the_form_of_a_saved_one(branches: bool) -> None:
 
 
 @pytest.mark.parametrize("new_origins", [(0,), (0,) * 50, (2, 2, 0), (3, 1, 4, 3)])
-def test_folded_into_what_they_split_from_new_classes_change_nothing(
+def test_new_classes_folded_into_their_origins_change_no_probability(
     new_origins: tuple[int, ...],
 ) -> None:
     torch.manual_seed(1)

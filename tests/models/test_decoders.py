@@ -86,7 +86,7 @@ def test_dilations_reach_equally_far_at_every_stride() -> None:
 
 @pytest.mark.parametrize("window", [1, 4, 5, 8])
 @pytest.mark.parametrize("size", [(1, 1), (3, 9), (4, 5), (8, 8), (9, 20)])
-def test_pooling_for_all_sizes_is_pooling(window: int, size: tuple[int, int]) -> None:
+def test_pooling_for_all_sizes_equals_pooling_for_one(window: int, size: tuple[int, int]) -> None:
     pool, x = WindowPool(window).eval(), torch.randn(2, 6, *size)
     wanted = pool(x).expand_as(x)
     pool.any_size = True
@@ -109,7 +109,7 @@ def light(backbone: str = "resnet18", **values: Any) -> DeepLab:
         ("resnet18", 8, (0, 1, 2, 3)),
     ],
 )
-def test_the_light_one_reads_late_stages_and_the_last_finer_one(
+def test_the_light_decoder_reads_late_stages_and_the_last_finer_one(
     backbone: str, stride: int, reads: tuple[int, ...]
 ) -> None:
     network = light(backbone, output_stride=stride)
@@ -210,7 +210,7 @@ def test_an_image_of_the_crop_has_one_mean_and_a_larger_one_the_mean_of_a_window
 @pytest.mark.parametrize(
     ("stride", "size", "coarse"), [(16, 64, 0), (8, 64, 704), (8, 50, 704), (8, 128, 0)]
 )
-def test_the_parts_of_a_grid_are_what_it_joins(stride: int, size: int, coarse: int) -> None:
+def test_the_parts_of_a_grid_equal_the_joined_grid(stride: int, size: int, coarse: int) -> None:
     network, grid = on_stages("lite0", crop=64, grid_stride=stride)
     stages = network.read_maps(torch.randint(0, 256, (2, 3, size, size), dtype=torch.uint8))
     maps, rows, few = grid.parts(stages)
@@ -236,7 +236,7 @@ def test_a_grid_that_no_stage_can_be_averaged_to_is_refused(stride: int) -> None
 
 
 @pytest.mark.parametrize("strides", [(4, 12, 12), (32, 4, 32), (4, 9, 32)])
-def test_what_is_no_finer_and_coarser_half_is_laid_out(strides: tuple[int, ...]) -> None:
+def test_stages_of_other_strides_are_put_on_the_grid(strides: tuple[int, ...]) -> None:
     """Sums over a grid see three points at most of a coarser stage, and more of another one."""
     grid = StageGrid([(3, stride) for stride in strides], stride=16, crop=None)
     stages = tuple(torch.rand(1, 3, -(-64 // stride), -(-96 // stride)) for stride in strides)

@@ -1,4 +1,4 @@
-"""Downloads from a server on loopback: once, wrong, absent, garbage; ImageNet weights by name."""
+"""Downloads from a server on loopback: valid, wrong, absent, garbage; weights by name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files_of(folder: Path) -> list[Path]:
 # Published addresses
 
 
-def test_a_whole_file_is_asked_for_once(site: Site, tmp_path: Path) -> None:
+def test_a_file_is_downloaded_once(site: Site, tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "weights.pth"
     for _ in range(2):
         assert download(f"{site.address}/weights.pth", path, SHA256[:8]) == path
@@ -60,7 +60,7 @@ def test_a_whole_file_is_asked_for_once(site: Site, tmp_path: Path) -> None:
         ("ftp:/a", SHA256, ".*"),
     ],
 )
-def test_what_cannot_be_fetched_is_one_sentence_and_leaves_nothing(
+def test_a_failed_download_is_one_sentence_and_leaves_no_file(
     url: str, digest: str, reason: str, site: Site, tmp_path: Path
 ) -> None:
     url, path = url.replace("SITE", site.address), tmp_path / "weights.pth"
@@ -70,7 +70,7 @@ def test_what_cannot_be_fetched_is_one_sentence_and_leaves_nothing(
 
 
 @each_head
-def test_garbage_is_one_sentence(head: bytes, site: Site, tmp_path: Path) -> None:
+def test_a_garbage_response_is_one_sentence(head: bytes, site: Site, tmp_path: Path) -> None:
     with answering(head) as address:
         ask_hub_at(address)
         with pytest.raises(NacreError, match=r"^could not download http\S+ \(.*\): download it by"):
@@ -110,7 +110,7 @@ def test_a_backbone_without_weights() -> None:
 
 
 @pytest.mark.parametrize("weights", ["weights.pth", "folder/weights.pth", "./weights", "a/b/c"])
-def test_paths_are_paths(weights: str, site: Site) -> None:
+def test_a_path_is_not_a_repository(weights: str, site: Site) -> None:
     assert find_weights("resnet18", weights) == Path(weights)
     assert site.asked == []
 
@@ -118,7 +118,7 @@ def test_paths_are_paths(weights: str, site: Site) -> None:
 # The hub
 
 
-def test_files_are_fetched_once_into_the_hubs_cache(site: Site, tmp_path: Path) -> None:
+def test_files_are_downloaded_once_into_the_hubs_cache(site: Site, tmp_path: Path) -> None:
     site.files[PLACE] = CONTENT
     path = find_weights("resnet50", NAME)
     assert path.read_bytes() == CONTENT
@@ -129,7 +129,7 @@ def test_files_are_fetched_once_into_the_hubs_cache(site: Site, tmp_path: Path) 
     assert len(site.asked) == asked
 
 
-def test_a_revision_is_asked_for(site: Site) -> None:
+def test_a_revision_is_requested(site: Site) -> None:
     site.files[PLACE.replace("main", "v1.0")] = CONTENT
     assert hub_model(f"hf://{NAME}@v1.0").read_bytes() == CONTENT
 
@@ -240,7 +240,7 @@ def build(name: str, **changes: Any) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_they_are_downloaded_once_and_loaded(
+def test_weights_of_libraries_are_downloaded_once_and_loaded(
     name: str, foreign_libraries: None, site: Site
 ) -> None:
     files = LIBRARIES[name].files()

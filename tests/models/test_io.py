@@ -1,4 +1,4 @@
-"""What the header of a model file may say."""
+"""Valid and invalid headers of model files."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ HEADER: dict[str, Any] = {
 }
 
 
-def test_a_sound_header_is_read() -> None:
+def test_a_valid_header_is_read() -> None:
     assert _read_info(json.loads(json.dumps(HEADER))).classes == ["background", "cat"]
 
 
@@ -43,7 +43,7 @@ def test_a_sound_header_is_read() -> None:
         ("config", [], "config: input should be a valid dictionary"),
     ],
 )
-def test_what_does_not_fit_is_named(key: str, value: Any, reason: str) -> None:
+def test_an_invalid_value_of_a_header_is_named(key: str, value: Any, reason: str) -> None:
     with pytest.raises(NacreError) as error:
         _read_info({**HEADER, key: value})
     assert reason in str(error.value)

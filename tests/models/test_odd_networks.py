@@ -1,4 +1,4 @@
-"""Networks as people write them: which sizes they take, what they put out, how they are wrapped."""
+"""Unusual networks: their sizes, their outputs, and wrappers around them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
 
 
 class Unet(nn.Module):
-    """Skips are concatenated, so sides must be multiples of 8; the scores come after upsampling."""
+    """A U-Net with concatenated skips, so that sides must be multiples of 8."""
 
     def __init__(self, width: int = 4, classes: int = CLASSES) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Unet(nn.Module):
 
 
 class Vit(nn.Module):
-    """Patches with a place each: one size alone; a linear layer scores tokens."""
+    """A vision transformer with position embeddings, so that it accepts one size only."""
 
     def __init__(self, side: int = 64, patch: int = 8, width: int = 6) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Vit(nn.Module):
 
 
 class Patches(nn.Module):
-    """Patches of 14 pixels, of which there may be any number."""
+    """Patches of 14 pixels, in any number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Patches(nn.Module):
 
 
 class Tasks(Small):
-    """Several heads, of which one segments."""
+    """Several heads, one of which segments."""
 
     def __init__(self) -> None:
         super().__init__(conv())
@@ -90,7 +90,7 @@ class Tasks(Small):
 
 
 class Pyramid(Small):
-    """One head that is shared by two scales, whose scores are put out and added."""
+    """One head for two scales, whose scores are added."""
 
     def forward(self, images: Tensor) -> Any:
         fine = self.scores(images)
@@ -99,7 +99,7 @@ class Pyramid(Small):
 
 
 class Grouped(Small):
-    """Grouped convolutions inside, none of which scores."""
+    """Grouped convolutions that are not scoring layers."""
 
     def __init__(self) -> None:
         super().__init__(conv())
@@ -168,7 +168,7 @@ def test_a_start_of_another_precision_learns_in_float32(dtype: Any, tmp_path: Pa
     needed = save_start(tmp_path / "start.safetensors", mine, old=list("abcd"))
     network, _, _ = load_model(tmp_path / "start.safetensors", network=needed)
     assert {one.dtype for one in network.parameters()} == {torch.float32}
-    assert {one.dtype for one in mine.parameters()} == {dtype}  # the given one stays as it is
+    assert {one.dtype for one in mine.parameters()} == {dtype}  # the given one does not change
     assert network(torch.zeros(1, 3, 32, 32)).logits.dtype == torch.float32
 
 
@@ -190,6 +190,6 @@ def test_a_wrapped_network_is_refused(wrap: Any, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shared_head_counts_as_often_as_it_is_used() -> None:
+def test_a_shared_head_counts_once_for_each_use() -> None:
     layers = find_scoring_layers(Pyramid(conv()), IMAGES)
     assert layers.main == {"score": 2.0}

@@ -1,4 +1,4 @@
-"""Weight files of every form, written small: loaded wholly and rightly, or not at all."""
+"""Small weight files of every layout: loaded completely and correctly, or not at all."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def write(path: Path, state: State, form: str) -> Path:
 
 @pytest.mark.parametrize(("norm", "slope"), [(BN, 0.0), (LEAKY, 0.01), (IABN, 0.01)])
 @pytest.mark.parametrize("form", ["torchvision", "timm", "release"])
-def test_every_form_into_every_norm(
+def test_every_layout_loads_into_every_norm(
     tmp_path: Path, form: str, norm: NormFactory, slope: float
 ) -> None:
     state = torchvision_state()

@@ -1,4 +1,4 @@
-"""A widened network says what it said, whatever its outputs and layers look like."""
+"""A widened network keeps its old probabilities, for all forms of outputs and layers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_background_splits_evenly_and_old_classes_stay(name: str, new: int) -> N
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("new", [1, 3])
-def test_without_background_the_new_classes_are_one_average_class(name: str, new: int) -> None:
+def test_without_background_the_new_classes_start_as_one_average_class(name: str, new: int) -> None:
     network = make(name)
     before = scores(network)
     widen(network, new, background=None, images=IMAGES)
@@ -95,7 +95,7 @@ def test_classes_can_be_added_again_and_again(background: int | None) -> None:
     torch.testing.assert_close(q[:, kept], p[:, kept], rtol=0, atol=1e-6)
 
 
-def test_a_networks_own_loss_takes_the_new_classes() -> None:
+def test_a_networks_own_loss_accepts_the_new_classes() -> None:
     network = make("logits")
     labels = torch.full((2, 16, 16), CLASSES + 1)
     with pytest.raises(IndexError):
@@ -144,7 +144,7 @@ def test_half_precision() -> None:
     assert {one.dtype for one in network.parameters()} == {torch.bfloat16}
 
 
-def test_a_config_learns_the_names() -> None:
+def test_a_config_gets_the_names() -> None:
     network = make("tensor")
     config = SimpleNamespace(id2label=dict(enumerate("abcde")), label2id={})
     network.config = config  # type: ignore[assignment]
@@ -163,7 +163,7 @@ class Chain(Logits):
         self.auxiliary_head = nn.Sequential(*layers)  # type: ignore[assignment]
 
 
-def test_names_help_where_layers_are_mistaken() -> None:
+def test_names_help_if_the_wrong_layers_are_found() -> None:
     network = Chain()
     message = r"does not run .* auxiliary_head\.0, .*layers that score the classes, scoring_layers="
     with pytest.raises(NacreError, match=message):
@@ -174,7 +174,7 @@ def test_names_help_where_layers_are_mistaken() -> None:
     assert network(IMAGES, torch.full((2, 16, 16), CLASSES)).loss.isfinite()
 
 
-def test_a_border_that_no_layer_scores_breaks_the_promise() -> None:
+def test_a_border_that_no_layer_scores_breaks_the_invariant() -> None:
     class Padded(Small):
         def forward(self, images: Tensor) -> Any:
             return nn.functional.pad(self.scores(images), (1, 1, 1, 1))
@@ -194,7 +194,7 @@ def test_a_named_layer_must_be_there() -> None:
         widen(make("tensor"), 1, scoring_layers="body")
 
 
-def test_the_wrong_layer_is_refused_and_the_network_left_as_it_was() -> None:
+def test_a_wrong_layer_is_refused_and_the_network_is_restored() -> None:
     network = make("inner layers of as many outputs")
     network.num_classes = CLASSES  # type: ignore[assignment]
     before, parameters = state_of(network), list(network.parameters())
@@ -206,7 +206,7 @@ def test_the_wrong_layer_is_refused_and_the_network_left_as_it_was() -> None:
     assert widen(network, 2).num_classes == network.num_classes == CLASSES + 2
 
 
-def test_a_bias_that_was_added_is_taken_back() -> None:
+def test_an_added_bias_is_removed_after_an_error() -> None:
     class Once(Small):
         def forward(self, images: Tensor) -> Any:
             scores = self.scores(images)
@@ -267,18 +267,18 @@ def test_shared_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize("new", [0, -1, [], "rust"])
-def test_new_classes_are_counted_or_named(new: Any) -> None:
+def test_new_classes_need_a_number_or_names(new: Any) -> None:
     with pytest.raises(NacreError, match="give the number of new classes, 1 or more, or their"):
         widen(make("tensor"), new)
 
 
 @pytest.mark.parametrize("background", [-1, CLASSES])
-def test_the_background_is_a_channel(background: int) -> None:
+def test_a_background_that_is_not_a_channel_is_refused(background: int) -> None:
     with pytest.raises(NacreError, match="the network has the channels 0 to 4"):
         widen(make("tensor"), 1, background=background)
 
 
-def test_the_teacher_stays_what_the_network_was() -> None:
+def test_the_teacher_does_not_change_with_the_network() -> None:
     network = make("logits")
     before = scores(network)
     teacher = Teacher(network)
@@ -292,7 +292,7 @@ def test_the_teacher_stays_what_the_network_was() -> None:
     assert not any(one.requires_grad for one in teacher.model.parameters())
 
 
-def test_a_teacher_is_no_part_of_a_module_that_holds_it() -> None:
+def test_a_teacher_is_not_part_of_a_module_with_it_as_an_attribute() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
