@@ -1,27 +1,21 @@
-"""A CUDA or MPS device that is not there, on which the whole program runs.
+"""A fake CUDA or MPS device on which the whole program runs.
 
-Its tensors have shapes, types and a device, and no values. Tensors of the CPU stay real; whatever
-touches the device follows torch's own rules for shapes (`FakeTensorMode`), which refuse to mix
-devices. Autograd, autocast, the optimisers and the loss scale are the real ones.
+Its tensors have a shape, a dtype and a device, but no values. CPU tensors are real. Operations on
+the device follow torch's rules for shapes (`FakeTensorMode`), which refuse to mix devices.
+Autograd, autocast, optimizers and the loss scale are real.
 
-What would make the program wait until the device has done all that was asked of it is counted, by
-what it is and by the line of nacre that asks. Answers are ones, or what `answer` says. Kernels are
-counted too, with the bytes they read and write, of which a time can be modeled.
+The device counts its kernels, and each wait of the program for the device by the operation and the
+line of nacre. Values that the program reads from the device are ones.
 
-A build of torch without the device is told, as long as the context lasts,
-
-- that there is a guard for the device: the one of meta tensors, which does nothing;
-- that the device is there and has so much memory;
-- in a backward pass that the tensors are meta tensors, because it knows no streams.
-
-These are private matters of torch: `NEEDS` skips tests where they may be others.
+The fake patches private parts of torch, so `NEEDS` skips its tests for other versions: it installs
+the device guard of meta tensors, reports a device with memory, and calls tensors meta tensors in a
+backward pass, since a build without the device has no streams.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -60,13 +54,11 @@ _NO_KERNEL = frozenset(_FREE.split())
 
 
 class FakeDevice(TorchDispatchMode):
-    """Carries out what touches the device without values, everything else for real.
+    """Runs operations on the device without values, all others for real.
 
     Attributes:
-        waits: How often the program waited, by (what for, file:line).
-        kernels: How many kernels the device was given, by operation.
-        bytes: What each of them read and wrote.
-        answer: Makes the values of a tensor that the program asks for.
+        waits: Number of waits, by (operation, file:line).
+        kernels: Number of kernels, by operation.
     """
 
     def __init__(self, kind: str) -> None:
@@ -75,8 +67,6 @@ class FakeDevice(TorchDispatchMode):
         self.shapes = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: Counter[tuple[str, str]] = Counter()
         self.kernels: Counter[str] = Counter()
-        self.bytes: list[int] = []
-        self.answer: Callable[[torch.Size, torch.dtype], Tensor] = _ones
         self.backward_passes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -102,13 +92,13 @@ class FakeDevice(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if func in _ASKS:
             self._wait(name)
-            return func is aten.equal.default or self.answer(torch.Size(), args[0].dtype).item()
+            return func is aten.equal.default or _ones(torch.Size(), args[0].dtype).item()
         if func is aten._to_copy.default and target is not None and target.type == "cpu":
             self._wait("copy to the CPU")
-            return self.answer(args[0].shape, kwargs.get("dtype") or args[0].dtype)
+            return _ones(args[0].shape, kwargs.get("dtype") or args[0].dtype)
         if func is aten.copy_.default and not isinstance(args[0], FakeTensor):
             self._wait("copy to the CPU")
-            return args[0].copy_(self.answer(args[0].shape, args[0].dtype))
+            return args[0].copy_(_ones(args[0].shape, args[0].dtype))
         if _is_blocking(func, args, kwargs):
             self._wait("blocking copy to the device")
         if func is aten.bincount.default:  # reads the least and the greatest value
@@ -121,13 +111,8 @@ class FakeDevice(TorchDispatchMode):
             out = _WITHOUT_RULE.get(name, func)(*args, **kwargs)
         if name not in _NO_KERNEL:
             self.kernels[name] += 1
-            self.bytes.append(_traffic(name, args, kwargs, out))
         self._check(name, out)
         return out
-
-    def milliseconds(self, bandwidth: float = 1.6e12, launch: float = 5e-6) -> float:
-        """Model the time of all kernels so far: their bytes, but at least a launch each."""
-        return 1e3 * sum(max(launch, one / bandwidth) for one in self.bytes)
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Stand in for what `torch.autograd.backward` calls."""
@@ -188,32 +173,6 @@ def _is_blocking(func: Any, args: Any, kwargs: Any) -> bool:
         flags = [*args[2:], kwargs.get("non_blocking", False)]
         return from_cpu and not flags[0]
     return False
-
-
-def _traffic(name: str, args: Any, kwargs: Any, out: Any) -> int:
-    """What a kernel reads and writes: its inputs and its results, but of what an index selects only
-    as much as the index is long."""
-    if name in ("gather", "scatter_add_", "index_select"):
-        index = args[2]
-        return _size(index) + 3 * index.numel() * args[0].element_size()
-    if name == "nll_loss2d_forward":
-        return _size(args[1]) + 2 * args[1].numel() * args[0].element_size()
-    if name == "binary_cross_entropy_with_logits":  # a chain of kernels in torch's own source
-        passes = 10 if len(args) < 4 or args[3] is None else 17
-        return passes * _size(args[0])
-    inputs = {key: value for key, value in kwargs.items() if key not in ("out", "grad_input")}
-    return _size((args, inputs)) + _size(out)
-
-
-def _size(values: Any) -> int:
-    tensors = [one for one in tree_leaves(values) if isinstance(one, FakeTensor)]
-    return sum(_elements(one) * one.element_size() for one in tensors)
-
-
-def _elements(tensor: Tensor) -> int:
-    """How many different elements a tensor has: repeated ones are in the cache."""
-    sides = zip(tensor.shape, tensor.stride(), strict=True)
-    return math.prod(side for side, stride in sides if stride)
 
 
 def _is_checkpointing() -> bool:

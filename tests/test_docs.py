@@ -25,7 +25,6 @@ from nacre.methods import METHODS
 from nacre.scenarios.scenario import ScenarioFile, read_scenario
 from nacre.sweeps.grid import check_grid
 from nacre.training.config import RunConfig
-from nacre.training.presets import PAPER_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,7 +39,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def included(page: Path) -> str:
-    """The text of a page with the files that it includes whole, as the site shows it."""
+    """Return the text of a page and of the files that it includes."""
     text = page.read_text(encoding="utf-8")
     return re.sub(
         r'^--8<-- "([^":]+)"$', lambda found: (ROOT / found[1]).read_text("utf-8"), text, flags=re.M
@@ -54,19 +53,19 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def phrases(page: Path) -> list[str]:
-    """Everything in `single ticks`, outside of code blocks."""
+    """Return everything in `single ticks` outside of code blocks."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", text)]
 
 
 def shell_lines(page: Path) -> list[str]:
-    """The commands of a page's shell blocks, continued lines joined."""
+    """Return the commands of a page's shell blocks, with continued lines joined."""
     text = "\n".join(blocks(page, "sh")).replace("\\\n", " ")
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def words_after(program: str, line: str) -> list[str] | None:
-    """The words that follow a program in a command line, or None where it is not called."""
+    """Return the arguments of a program in a command line, or None if it is not called."""
     words = shlex.split(line, comments=True)
     while words and "=" in words[0] and not words[0].startswith("-"):
         words = words[1:]  # VARIABLE=value before a command
@@ -76,7 +75,7 @@ def words_after(program: str, line: str) -> list[str] | None:
 
 
 def calls(page: Path) -> Iterator[tuple[list[str], bool]]:
-    """The words after each `nacre` of a page, and whether the command is written out whole."""
+    """Yield the arguments of each `nacre` of a page, and whether the command is complete."""
     for line in shell_lines(page):
         words = words_after("nacre", line)
         if words is not None:
@@ -98,7 +97,7 @@ def known_options(command: Any) -> set[str]:
 
 
 def complaint(command: Any, words: list[str]) -> str:
-    """What the command says of its arguments and the values of its options; it is not run."""
+    """Return the error message of a command's arguments without running it."""
     try:
         command.make_context(words[0], words[1:])
     except Exception as error:  # typer's, or click's where typer does not bring its own
@@ -131,7 +130,7 @@ def test_options_named_alone_belong_to_some_command(page):
 
 
 def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The config classes that an annotation allows: each of a union, and what derives from it."""
+    """Yield the config classes of an annotation: those of a union, and their subclasses."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
         ours = (c for c in annotation.__subclasses__() if c.__module__.startswith("nacre."))
@@ -142,7 +141,7 @@ def models_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def fields_of(key: str) -> list[FieldInfo]:
-    """All fields that a config key may mean: a method's and a data set's depend on which it is."""
+    """Return all fields of a config key, which depend on the method and the data set."""
     models: list[type[BaseModel]] = [RunConfig]
     assert all(METHODS.values())  # a method's config is known once the method is imported
     *sections, last = key.split(".")
@@ -169,7 +168,7 @@ def assignments(page: Path) -> list[str]:
 
 
 def named_keys(page: Path) -> list[str]:
-    """Config keys in running text: `train.batch_size` or `train.batch_size=8`."""
+    """Return config keys in running text: `train.batch_size` or `train.batch_size=8`."""
     pattern = rf"({'|'.join(SECTIONS)})(\.[a-z_0-9]+)+"
     found = [re.match(rf"({pattern})(=.*)?$", phrase) for phrase in phrases(page)]
     keys = [match[1] for match in found if match]
@@ -207,47 +206,6 @@ def test_grids_scenarios_and_configs_in_yaml_are_read(page):
                 assert not unknown, f"{section}: {unknown}"
 
 
-def test_the_page_of_the_paper_shows_every_grid_of_it():
-    shown = blocks(ROOT / "docs" / "paper.md", "yaml")
-    files = sorted((ROOT / "examples").glob("paper-*.yaml"))
-    assert len(files) == 5
-    for file in files:
-        assert any(block.strip() == file.read_text("utf-8").strip() for block in shown), file.name
-
-
-def test_commands_in_the_comments_of_grids_exist(tmp_path):
-    for file in sorted((ROOT / "examples").glob("paper-*.yaml")):
-        lines = re.findall(r"^#   (nacre .*)$", file.read_text("utf-8"), flags=re.M)
-        assert [line.split()[1] for line in lines] == ["grid", "table"]
-        assert f"examples/{file.name}" in lines[0]
-        page = tmp_path / "page.md"
-        page.write_text("```sh\n" + "\n".join(lines) + "\n```\n")
-        test_commands_and_their_options_exist(page)
-
-
-def names_weights(words: list[str]) -> bool:
-    return any(word.startswith("model.weights=") for word in words)
-
-
-@each_page
-def test_examples_with_the_papers_preset_say_what_the_network_starts_from(page):
-    for words, _ in calls(page):
-        if any(preset in words for preset in PAPER_PRESETS):
-            assert names_weights(words), f"nacre {shlex.join(words)}"
-    for block in blocks(page, "yaml"):
-        content = yaml.safe_load(block)
-        if isinstance(content, dict) and content.get("preset") in PAPER_PRESETS:
-            assert "weights" in content["config"]["model"], block
-
-
-def test_examples_of_the_help_with_the_papers_preset_say_what_the_network_starts_from():
-    for command in COMMANDS.values():
-        for example in (command.epilog or "").split("\n\n"):
-            words = example.split()
-            if any(preset in words for preset in PAPER_PRESETS):
-                assert names_weights(words), example
-
-
 @each_page
 def test_scenarios_exist(page):
     pattern = rf"\b(?:{'|'.join(DATASETS)})/\d[\w-]*/[a-z]+"
@@ -266,7 +224,7 @@ def test_files_and_modules_exist(page):
 
 
 def resolves(dotted: str) -> bool:
-    """Whether a name is a module, or something within one."""
+    """Return whether a name is a module or an object in one."""
     found: Any = importlib.import_module("nacre")
     for i, part in enumerate(dotted.split(".")[1:], start=2):
         if not hasattr(found, part):
@@ -312,11 +270,6 @@ ROTTEN = {
         "```yaml\nscenarios: [scenes/4-4/overlapped]\nmethod: mib\n```",
         "```yaml\ndata: folder\nsteps: [[cat]]\nset-up: disjoint\n```",
         "```yaml\nmodel: {backbones: tiny}\n```",
-    ],
-    test_examples_with_the_papers_preset_say_what_the_network_starts_from: [
-        "nacre run voc/15-5/overlapped --root VOC2012 --preset paper",
-        "```yaml\nscenarios: [voc/15-5/overlapped]\nmethods: [mib]\npreset: paper\n"
-        "config: {model: {norm: bn}}\n```",
     ],
     test_scenarios_exist: ["`voc/15-5/overlaped`"],
     test_files_and_modules_exist: ["`nacre/methods/mob.py`", "`nacre.losses.equation`"],

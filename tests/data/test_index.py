@@ -17,7 +17,7 @@ from nacre.data.index import (
     Pair,
     build_index,
     images_by_label,
-    index_paths,
+    index_path,
     pixels_by_label,
     scan,
 )
@@ -132,7 +132,7 @@ def test_read_only_data_are_left_alone(tmp_path: Path, scanned: list[str]) -> No
     try:
         first = _build(pairs, root)
         assert not (root / "nacre-index").exists()
-        cache = index_paths(root, "train")[1]
+        cache = index_path(root, "train")
         assert cache.is_relative_to(tmp_path / "user-cache" / "nacre")
         assert "masks/a.png" in cache.read_text()
         scanned.clear()

@@ -18,7 +18,6 @@ from nacre.data.transforms import (
     Box,
     ImagesConfig,
     _draw_box,
-    _draw_crop,
     eval_sample,
     nearest_pixels,
     train_sample,
@@ -206,18 +205,6 @@ def test_the_papers_boxes() -> None:
 )
 def test_an_image_that_no_box_fits_gives_its_middle(width: int, height: int, box: Box) -> None:
     assert {_draw_box(width, height, np.random.default_rng(seed)) for seed in range(5)} == {box}
-
-
-def test_deeplabs_crops() -> None:
-    rng = np.random.default_rng(0)
-    assert _draw_crop(100, 100, 2.0, 64, rng)[1:3] == (64, 64)
-    assert _draw_crop(100, 100, 2.0, 64, rng).box[2:] == (32, 32)
-    small = _draw_crop(100, 60, 0.5, 64, rng)
-    assert small.box == (0, 0, 100, 60)
-    assert (small.width, small.height) == (50, 30)
-    places = {_draw_crop(100, 60, 0.5, 64, rng)[3:5] for _ in range(200)}
-    assert max(left for left, _ in places) == 14
-    assert min(top for _, top in places) == 0
 
 
 def test_an_image_of_another_size_or_damaged_is_named(tmp_path: Path) -> None:

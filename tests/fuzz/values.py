@@ -1,4 +1,4 @@
-"""Values that do not belong where they are put, and ways to damage a file; each is drawn."""
+"""Bad values, and random ways to damage a file."""
 
 import copy
 import json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fake_device import NEEDS, fake_device
 from loss_problems import SIZES
 from loss_problems import LossProblem as Problem
 from nacre.losses import (
@@ -28,7 +26,6 @@ from nacre.losses import (
     strips,
     unbiased_cross_entropy,
     unbiased_distillation,
-    upsample,
 )
 from nacre.losses.reference import at_least_float32, pixel_count
 
@@ -344,33 +341,3 @@ def test_hidden_channels_far_below_the_others_are_still_told_apart() -> None:
     assert float(loss["ce"].detach()) == pytest.approx(400, rel=1e-5)
     (gradient,) = torch.autograd.grad(loss["ce"], x)
     torch.testing.assert_close(gradient.flatten(), torch.tensor([0.0, -1.0, 1.0]))
-
-
-# ---------------------------------------------------------------- a GPU that is not there
-
-
-def modeled(device: Any, loss: Losses, classes: int, batch: int = 24) -> float:
-    """The modeled milliseconds of a loss and its gradient, from stride 16 to 512 x 512."""
-    num_old = classes * 2 // 3
-    on_device = {"device": "cuda"}
-    problem: Any = SimpleNamespace(
-        num_old=num_old,
-        hidden=None,
-        old=torch.empty(batch, num_old, 32, 32, **on_device),
-        targets=torch.empty(batch, 512, 512, dtype=torch.uint8, **on_device),
-        weights=torch.full((batch,), 0.5, **on_device),
-        full=lambda x: upsample(x, (512, 512)),
-    )
-    student = torch.empty(batch, classes, 32, 32, requires_grad=True, **on_device)
-    device.bytes.clear()
-    sum(loss(student, problem).values()).backward()
-    return device.milliseconds()
-
-
-@NEEDS
-@pytest.mark.parametrize("classes", [21, 151])
-@pytest.mark.parametrize("name", ["ft", "lwf", "mib", "lwf-mc", "plop"])
-def test_no_loss_costs_a_gpu_much_more_than_upsampling_first(name: str, classes: int) -> None:
-    with fake_device("cuda", memory=80 << 30) as device:
-        found, wanted = (modeled(device, loss, classes) for loss in CASES[name])
-    assert found <= 1.2 * wanted

@@ -1,4 +1,4 @@
-"""A folder full of traps, and what a hostile file may say to lead into them."""
+"""A folder of traps, and hostile headers of model files that lead to them."""
 
 from __future__ import annotations
 
@@ -144,36 +144,23 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         "python",
         "ours",
         {"kind": "python", "factory": "evil_factory:make"},
-        {"kind": "python", "factory": "evil_package:make"},
         {"kind": "python", "factory": "antigravity:fly"},
-        {"kind": "python", "factory": "this:make"},
         {"kind": "python", "factory": "os:system", "options": {"command": "true"}},
-        {"kind": "python", "factory": "timm.models.resnet:resnet18", "options": {}},
-    )
-    add(
-        "object or unknown kind",
-        "ours",
         {**python, "name": "os.system"},
         {**python, "name": "evil_factory.make", "shapes": "x"},
-        {"kind": "os.system"},
-        {"kind": "evil_factory"},
-        {"kind": ["external"]},
-        {"kind": {"external": 1}},
-        {"kind": "../../evil_factory"},
-        {"kind": None},
+    )
+    add(
+        "kind",
+        "ours",
+        *({"kind": kind} for kind in ("os.system", ["external"], "../../evil", None)),
     )
     add(
         "hf name",
         "segformer",
         *({**hf, "name": name} for name in (folder, "evil/repo", "../../../../escaped", "~/evil")),
-        *({**hf, "name": name} for name in (str(world.root / "escaped"), "./segformer", "", "/")),
-        *({**hf, "name": name} for name in ("evil", "llama", "bert", "timm_backbone", "x\u0000y")),
-        *(
-            {**hf, "name": name}
-            for name in (f"{address}/evil/repo", "hf://evil/repo", "evil/repo@x")
-        ),
+        *({**hf, "name": name} for name in ("./segformer", "", "evil", "llama", "x\u0000y")),
+        *({**hf, "name": name} for name in (f"{address}/evil/repo", "hf://evil/repo")),
         *({**hf, "name": name, "options": trust} for name in (folder, "evil/repo", "segformer")),
-        {**SEGFORMER, "weights": "pretrained"},
         {**SEGFORMER, "weights": bomb},
         {**SEGFORMER, "weights": "pretrained", "name": "evil/repo"},
         {**SEGFORMER, "name": ["segformer"]},
@@ -184,81 +171,44 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         "hf options",
         "segformer",
         of_hf(trust),
-        of_hf({"auto_map": evil}),
         of_hf({"auto_map": evil, **trust}),
-        of_hf({"auto_map": {"AutoConfig": "evil.EvilConfig"}}),
-        of_hf({"attn_implementation": "flash_attention_2"}),
         of_hf({"attn_implementation": "evil/kernel"}),
-        of_hf({"_attn_implementation": "evil/kernel"}),
         of_hf({"_attn_implementation_internal": "evil/kernel"}),
-        of_hf({"experts_implementation": "evil/kernel"}),
         of_hf({"quantization_config": {"quant_method": "gptq"}}),
         of_hf({"_name_or_path": folder}),
-        of_hf({"name_or_path": folder}),
-        of_hf({"_commit_hash": "x"}),
         of_hf({"code_revision": "x"}),
-        of_hf({"dtype": "os"}),
         of_hf({"torch_dtype": "evil"}),
         of_hf({"backbone": "evil/repo"}),
         of_hf({"use_kernels": True}),
-        of_hf({"id2label": {"0": "x"}}),
         of_hf({"__class__": "x"}),
-        of_hf({"hidden_act": "evil/act"}),
         of_hf({"hidden_act": f"{address}/x"}),
-        of_hf({"hidden_act": "no_such_act"}),
         {**hf, "name": "upernet", "options": {"backbone": "evil/repo"}},
         {**hf, "name": "upernet", "options": {"use_pretrained_backbone": True}},
-        {**hf, "name": "upernet", "options": {"backbone_config": inner}},
         *(
             {**hf, "name": "upernet", "options": {"backbone_config": inner | more}}
-            for more in ({"use_pretrained_backbone": True}, {"backbone": "hf-hub:evil/repo"})
+            for more in ({}, {"use_pretrained_backbone": True}, {"backbone": "hf-hub:evil/repo"})
         ),
-        {**hf, "name": "upernet", "options": {"backbone_config": {"model_type": "evil"}}},
-        {**hf, "name": "upernet", "options": {"backbone_config": {"model_type": "segformer/x"}}},
         {**hf, "name": "upernet", "options": {"backbone_config": {"_name_or_path": folder}}},
-        {**hf, "name": "dpt", "options": {"is_hybrid": True, "backbone_config": None}},
-    )
-    add(
-        "hf of the wrong type",
-        "segformer",
-        *(of_hf({"depths": value}) for value in (7, [], [[]], {}, "x", [1, 1, 1, -1], None, [0.5])),
-        of_hf({"hidden_sizes": [8, [], 32, 64]}),
-        of_hf({"hidden_sizes": [0, 0, 0, 0]}),
+        *(of_hf({"depths": value}) for value in (7, [], [[]], {}, "x", [1, 1, 1, -1], None)),
         of_hf({"num_attention_heads": [0, 0, 0, 0]}),
-        of_hf({"sr_ratios": [0, 0, 0, 0]}),
         of_hf({"num_encoder_blocks": 99}),
-        of_hf({"hidden_act": 7}),
-        of_hf({"drop_path_rate": "x"}),
-        {**SEGFORMER, "options": []},
         {**SEGFORMER, "options": "x"},
     )
     add(
         "too large",
         "segformer",
         of_hf({"depths": [10**9] * 4}),
-        of_hf({"depths": [60_000] * 4}),
         of_hf({"depths": [4000] * 4}),
         of_hf({"depths": [1] * 10**5}),
-        of_hf({"hidden_sizes": [10**9] * 4}),
         of_hf({"hidden_sizes": [4096] * 4}),
-        of_hf({"decoder_hidden_size": 10**12}),
         of_hf({"decoder_hidden_size": 1e12}),
-        of_hf({"mlp_ratios": [4000] * 4}),
         of_hf({"patch_sizes": [4095] * 4}),
-        of_hf({"num_channels": 4000}),
         {**hf, "name": "beit", "options": {"image_size": 4096, "patch_size": 1}},
-        {**hf, "name": "beit", "options": {"num_hidden_layers": 4000}},
         {**hf, "name": "data2vec-vision", "options": {"vocab_size": 10**18}},
-        {**hf, "name": "dpt", "options": {"hidden_size": 4096, "num_hidden_layers": 96}},
-        {**hf, "name": "mobilenet_v2", "options": {"depth_multiplier": 4000.0}},
-        {**OURS, "backbone": "timm/eva_giant_patch14_560"},
         {**OURS, "backbone": "timm/vit_7b_patch16_dinov3"},
         {**OURS, "backbone": "timm/resnet10t", "decoder_channels": 8192},
-        {**smp, "name": "Unet/mit_b5"},
         {**smp, "name": "Unet/resnext101_32x48d"},
-        {**smp, "name": "Unet/resnet18", "options": {"encoder_depth": 3}},
         {**tv, "name": "deeplabv3_resnet101"},
-        {**OURS, "decoder_channels": 8192},
         {**OURS, "decoder_channels": 10**9},
         {**OURS, "backbone": "resnet101"},
     )
@@ -268,59 +218,35 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
         "timm",
         "ours",
         {**timm, "options": {"checkpoint_path": bomb}},
-        {**timm, "options": {"pretrained": True}},
         *({**timm, "options": {"pretrained": True, "pretrained_cfg_overlay": o}} for o in overlays),
         {**timm, "pretrained": True},
-        {**timm, "checkpoint_path": bomb},
-        *({**timm, "weights": weights} for weights in (bomb, "imagenet", "evil/repo", folder)),
-        *(
-            {**timm, "backbone": f"timm/{name}"}
-            for name in (
-                *(f"{scheme}:{folder}" for scheme in ("local-dir", "hf-hub", "hf_hub")),
-                *("hf-hub:evil/repo", "evil/resnet10t", bomb, "", "."),
-                *("resnet10t.evil", "resnet10t.evil/repo", "resnet18"),
-            )
-        ),
+        *({**timm, "weights": weights} for weights in (bomb, "imagenet", "evil/repo")),
+        *({**OURS, "backbone": f"timm/local-dir:{folder}"}, {**OURS, "backbone": f"timm/{bomb}"}),
+        *({**OURS, "backbone": f"timm/{n}"} for n in ("hf-hub:evil/repo", "", "resnet10t.evil")),
     )
-    net = {**smp, "name": "Unet/mobilenet_v2"}
     add(
-        "smp",
+        "smp and torchvision",
         "ours",
         *(
             {**smp, "name": f"Unet/{encoder}"}
-            for encoder in (
-                *("tu-hf-hub:evil/repo", f"tu-local-dir:{folder}", "tu-evil/resnet18", "tu-"),
-                *("../resnet18", "resnet18", ""),
-            )
+            for encoder in ("tu-hf-hub:evil/repo", f"tu-local-dir:{folder}", "tu-", "../resnet18")
         ),
         {**smp, "name": "Unet/tu-resnet18", "options": {"checkpoint_path": bomb}},
-        {**net, "options": {"encoder_weights": "imagenet"}},
-        *({**net, "weights": weights} for weights in ("imagenet", bomb, "evil/repo")),
-        *({**smp, "name": f"{n}/mobilenet_v2"} for n in ("evil_factory", "__class__", folder)),
-    )
-    lraspp = {**tv, "name": "lraspp_mobilenet_v3_large"}
-    add(
-        "torchvision",
-        "ours",
-        lraspp,
-        {**lraspp, "weights": "imagenet"},
-        {**lraspp, "options": {"weights_backbone": "DEFAULT"}},
-        *(
-            {**tv, "name": name}
-            for name in ("resnet18", "evil_factory", folder, "quantized_resnet18")
-        ),
+        {**smp, "name": "Unet/mobilenet_v2", "weights": bomb},
+        {**smp, "name": "evil_factory/mobilenet_v2"},
+        {**tv, "name": "lraspp_mobilenet_v3_large", "options": {"weights_backbone": "DEFAULT"}},
+        *({**tv, "name": name} for name in ("resnet18", "evil_factory", folder)),
     )
     add(
         "ours",
         "ours",
         *({**OURS, "weights": weights} for weights in (bomb, "imagenet", "evil/repo", folder)),
-        *({**OURS, "backbone": name} for name in ("evil_factory", "os:system", folder, "resnet18")),
+        *({**OURS, "backbone": name} for name in ("evil_factory", "os:system", folder)),
         {**OURS, "factory": "evil_factory:make"},
     )
     add(
-        "foreign keys",
+        "keys of external networks",
         "segformer",
-        {**SEGFORMER, "head": ["../../evil"]},
         {**SEGFORMER, "head": ["__class__"]},
         {**SEGFORMER, "stages": ["os.system"]},
         {**SEGFORMER, "background": 100_000},
@@ -329,13 +255,14 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
     deep: Any = 1
     for _ in range(50):
         deep = {"x": [deep]}
-    found["header 0"] = ("segformer", {"model": of_hf({"depths": deep})})
-    found["header 1"] = ("ours", {"model": []})
-    found["header 2"] = ("ours", {"model": "evil_factory"})
-    found["header 3"] = ("ours", {"model": {}})
-    found["header 4"] = ("ours", {"steps": [65_536], "model": OURS})
-    found["header 5"] = ("ours", {"crop": 10**9})
-    found["header 6"] = ("ours", {"classes": ["background", "x" * 5000]})
-    found["header 7"] = ("segformer", {"steps": [1, 1]})
-    found["header 8"] = ("ours", {"predict_mode": "evil_factory:make"})
-    return found
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("segformer", {"model": of_hf({"depths": deep})}),
+        ("ours", {"model": []}),
+        ("ours", {"model": "evil_factory"}),
+        ("ours", {"steps": [65_536], "model": OURS}),
+        ("ours", {"crop": 10**9}),
+        ("ours", {"classes": ["background", "x" * 5000]}),
+        ("segformer", {"steps": [1, 1]}),
+        ("ours", {"predict_mode": "evil_factory:make"}),
+    ]
+    return found | {f"header {i}": header for i, header in enumerate(others)}

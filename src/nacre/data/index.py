@@ -140,11 +140,15 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
         NacreError: Files are missing or damaged, sizes differ, or a label is unknown. The message
             names the first few of all problems.
     """
-    caches = [_load(path) for path in index_paths(root, split)]
+    path = index_path(root, split)
+    stored = _load(path)
     # Taken before the files are read: the next call notices a change in the meantime.
     signatures = [_signature(pair) for pair in pairs]
     keys = [str(pair.mask).removeprefix(f"{root}{os.sep}") for pair in pairs]
-    results = [_find(caches, *each) for each in zip(keys, signatures, strict=True)]
+    results: list[Contents | Problem | None] = [
+        Contents(stored[key][1]) if key in stored and stored[key][0] == signature else None
+        for key, signature in zip(keys, signatures, strict=True)
+    ]
     changed = [i for i, result in enumerate(results) if result is None]
     if changed:
         with show_progress(f"index of {root.name} {split}") as bar:
@@ -152,13 +156,13 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
             for i, result in zip(changed, scanned, strict=True):
                 results[i] = result
     complete = [result for result in results if result is not None]
-    stored: Stored = {
+    current: Stored = {
         key: (signature, result.pixels)
         for key, signature, result in zip(keys, signatures, complete, strict=True)
         if signature is not None and isinstance(result, Contents)
     }
-    if stored not in caches:
-        _save(root, split, stored)
+    if current != stored:
+        _save(path, current)
     index, problems = make_index(pairs, complete, space)
     if problems:
         raise NacreError(_describe(problems, len(pairs), space))
@@ -213,47 +217,35 @@ class _Cache(BaseModel):
     masks: Stored
 
 
-def index_paths(root: Path, split: str) -> list[Path]:
-    """Return the possible paths of the index: in the data folder, and in the user's cache."""
+def index_path(root: Path, split: str) -> Path | None:
+    """Return the path of the index: in the data folder if possible, else in the user's cache."""
     root = root.resolve()
-    paths = [root / FOLDER / f"{split}.json"]
-    if paths[0].parent.is_symlink():
-        paths = []  # do not write to the target of a link
+    path = root / FOLDER / f"{split}.json"
+    # Do not write to the target of a link.
+    if (path.exists() or _is_writable(root)) and not path.parent.is_symlink():
+        return path
     cache = user_cache()
-    if cache is not None:
-        digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-        paths.append(cache / f"{root.name}-{digest}" / f"{split}.json")
-    return paths
+    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+    return None if cache is None else cache / f"{root.name}-{digest}" / f"{split}.json"
 
 
-def _load(path: Path) -> Stored:
+def _load(path: Path | None) -> Stored:
     """Read a stored index; return an empty one if the file is missing or damaged."""
     try:
-        return _Cache.model_validate_json(path.read_bytes()).masks
+        return _Cache.model_validate_json(path.read_bytes()).masks if path else {}
     except (OSError, ValueError):  # pydantic's and the decoder's errors are ValueErrors
         return {}
 
 
-def _save(root: Path, split: str, stored: Stored) -> None:
-    """Save an index to the first path that can be written."""
+def _save(path: Path | None, stored: Stored) -> None:
+    """Save an index; log a warning if that is impossible."""
     text = json.dumps({"version": _VERSION, "masks": stored}, separators=(",", ":"))
-    for path in index_paths(root, split):
-        if path.is_relative_to(root.resolve()) and not _is_writable(root):
-            continue
-        try:
-            save_text(path, text)
-            return
-        except (NacreError, OSError) as error:
-            _LOG.info("the index is not stored at %s: %s", path, error)
-    _LOG.warning("the index of %s %s could not be stored; it is built again each time", root, split)
-
-
-def _find(
-    caches: Sequence[Stored], key: str, signature: FileSignature | None
-) -> Contents | Problem | None:
-    """Return the stored labels of a mask if neither it nor its image has changed."""
-    entries = (cache.get(key) for cache in caches)
-    return next((Contents(entry[1]) for entry in entries if entry and entry[0] == signature), None)
+    try:
+        if path is None:
+            raise NacreError("the data are read-only and the user has no home folder")
+        save_text(path, text)
+    except (NacreError, OSError) as error:
+        _LOG.warning("the index could not be stored, and is built again each time: %s", error)
 
 
 def _signature(pair: Pair) -> FileSignature | None:

@@ -163,11 +163,6 @@ class DataReport:
         return self.space.ignored if is_alone and len(self.space.names) == 1 else None
 
     @property
-    def is_complete(self) -> bool:
-        """True if all splits have their published number of images."""
-        return all(split.expected in (None, split.images) for split in self.splits)
-
-    @property
     def empty_classes(self) -> tuple[str, ...]:
         """Names of the classes without a pixel in training."""
         labels = images_by_label(self.splits[0].index)
@@ -178,7 +173,6 @@ class DataReport:
         return {
             "root": str(self.root),
             "valid": self.is_valid,
-            "complete": self.is_complete,
             "empty_classes": list(self.empty_classes),
             "white_label": self.white_label,
             "splits": [_split_as_dict(split, self.space) for split in self.splits],

@@ -85,7 +85,7 @@ class Augment(Config):
             brightness, contrast, saturation = rng.uniform(low, high, 3).tolist()
             pixels = jitter_colors(pixels, brightness, contrast, saturation)
         if self.gray and rng.random() < self.gray:
-            pixels = jitter_colors(pixels, 1, 1, 0)
+            pixels = to_gray(pixels)
         if self.blur:
             pixels = blur(pixels, rng.uniform(0, self.blur))
         return pixels, labels
@@ -355,6 +355,11 @@ def jitter_colors(pixels: Pixels, brightness: float, contrast: float, saturation
     gray = (x * _LUMA).sum(0)
     x = gray + (x - gray) * np.float32(saturation)
     return x.round().clip(0, 255).astype(np.uint8)
+
+
+def to_gray(pixels: Pixels) -> Pixels:
+    """Remove the colors of an image."""
+    return jitter_colors(pixels, 1, 1, 0)
 
 
 def blur(pixels: Pixels, sigma: float) -> Pixels:
