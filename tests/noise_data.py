@@ -1,4 +1,4 @@
-"""A data folder of noise, for whoever needs some data and not what is in them."""
+"""A data folder of noise, for tests that need any data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

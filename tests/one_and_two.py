@@ -1,6 +1,6 @@
-"""The same runs by one process and by two or more, in float64, where rounding decides nothing.
+"""The same runs by one process and by two or more, in float64, where rounding does not matter.
 
-python one_and_two.py FOLDER carries out the run of every config in a folder; torchrun calls it.
+torchrun calls `python one_and_two.py FOLDER`, which executes the run of every config in the folder.
 """
 
 import json
@@ -24,30 +24,30 @@ from nacre.utils.distributed import exit_process, leave_distributed
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 NEAR = 1e-9
 TINY_NORM = 1e-6
-"""What starts at 0 and hardly moves is compared with this."""
+"""The smallest norm that differences are compared with: some tensors stay close to 0."""
 
 
 def learn_by_one_and_two(
     configs: Mapping[str, Any], folder: Path, script: Path = Path(__file__)
 ) -> list[Path]:
-    """Carry out runs by one process and by two, each as the script does; return both folders."""
+    """Execute runs by one process and by two with a script; return both folders."""
     one, two = folder / "one", folder / "two"
     learn_alone(configs, one, script)
     write_configs(configs, two)
-    # A port that is asked for, not drawn: two sessions of tests would otherwise meet.
+    # --standalone picks a free port, so that two sessions of tests do not meet.
     launch = [*TORCHRUN, "--standalone", "--nproc-per-node=2"]
     succeed([start([*launch, str(script), str(two)])])
     return [one, two]
 
 
 def learn_alone(configs: Mapping[str, Any], folder: Path, script: Path = Path(__file__)) -> None:
-    """Carry out runs by one process."""
+    """Execute runs by one process."""
     write_configs(configs, folder)
     succeed([start([sys.executable, str(script), str(folder)])])
 
 
 def learn_on_two_nodes(configs: Mapping[str, Any], folder: Path, processes: int) -> None:
-    """Carry out runs as two machines do, each with a torchrun of its own, on loopback."""
+    """Execute runs like two machines, each with its own torchrun, on loopback."""
     write_configs(configs, folder)
     each = ["--nnodes=2", f"--nproc-per-node={processes}"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
@@ -55,7 +55,7 @@ def learn_on_two_nodes(configs: Mapping[str, Any], folder: Path, processes: int)
 
 
 def end_two(script: Path, *words: str | Path) -> "list[subprocess.CompletedProcess[str]]":
-    """Carry out a script in two processes of a group, without torchrun; return how they ended."""
+    """Execute a script in two processes of a group, without torchrun; return their results."""
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     processes = [
@@ -80,7 +80,7 @@ def end_two(script: Path, *words: str | Path) -> "list[subprocess.CompletedProce
 
 
 def free_port() -> int:
-    """Return a port that nobody listens at."""
+    """Return a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -95,7 +95,7 @@ def write_configs(configs: Mapping[str, Any], folder: Path) -> None:
 
 
 def start(command: list[str]) -> "subprocess.Popen[str]":
-    """Start a command that imports what the tests do, with one thread."""
+    """Start a command with the tests' import path and one thread."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
@@ -103,7 +103,7 @@ def start(command: list[str]) -> "subprocess.Popen[str]":
 
 
 def succeed(processes: "list[subprocess.Popen[str]]") -> None:
-    """Wait for processes, and fail with what they said if one fails."""
+    """Wait for processes; fail with their output if one fails."""
     said = [process.communicate()[1] for process in processes]
     codes = [process.returncode for process in processes]
     assert not any(codes), "\n".join(text[-3000:] for text in said)
@@ -122,7 +122,7 @@ def assert_equal_runs(folders: list[Path], name: str) -> None:
 
 
 def learn_all(folder: Path) -> None:
-    """Carry out the run of every config in a folder, and end the process."""
+    """Execute the run of every config in a folder, and end the process."""
     build = loop.build_network
     loop.build_network = lambda *given: build(*given).double()
     torch.set_default_dtype(torch.float64)

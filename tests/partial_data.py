@@ -1,4 +1,4 @@
-"""Folders of generated scenes whose masks label only some of the classes that are there."""
+"""Folders of generated scenes whose masks label only some of their classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ def write_folder(
     val: Sequence[str] | None = None,
     lists: bool = True,
 ) -> Path:
-    """Write scenes with masks of some classes; all else is background, as people's masks are.
+    """Write scenes with masks of some classes; all else is background, as in users' masks.
 
     Without names, a split gets the scenes that hold one of the labeled classes.
     """

@@ -1,13 +1,13 @@
-"""What stands in for the process of a run in tests of grids."""
+"""Fake processes of runs for tests of grids."""
 
 
 class Process:
-    """A run that ends with a code at the second look, or goes on until it is told to stop.
+    """A run that ends with a code at the second poll, or runs until it is terminated.
 
     Attributes:
-        started: All that a test started, in their order.
-        codes: The codes that they end with; None goes on.
-        usual: The code of those that come after these.
+        started: All processes of a test, in order.
+        codes: Their exit codes; None runs on.
+        usual: The exit code of all further processes.
     """
 
     started: list = []
@@ -36,7 +36,7 @@ class Process:
 
 
 def stand_in(monkeypatch, usual=None):
-    """Start stand-ins in place of processes; return the list of them, which is empty yet."""
+    """Replace processes by fakes; return the list of those that will be started."""
     monkeypatch.setattr("nacre.sweeps.engines.start", Process)
     for name, value in (("started", []), ("codes", []), ("usual", usual)):
         monkeypatch.setattr(Process, name, value)

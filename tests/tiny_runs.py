@@ -34,7 +34,7 @@ def set_options(values: dict[str, Any]) -> list[str]:
 
 
 class StopAfter:
-    """Asks to stop when it has been asked so many times."""
+    """A stop at the given call."""
 
     def __init__(self, count: int) -> None:
         self.left = count
@@ -49,20 +49,20 @@ def tiny_run(out: Path, **changes: Any) -> dict[str, Any]:
 
 
 def stopped_run(out: Path, config: RunConfig | None = None, after: int = 2) -> None:
-    """Begin a run and stop it when it has asked so many times."""
+    """Begin a run and stop it at its given check."""
     with pytest.raises(Interrupted):
         run_scenario(config or tiny_config(), out, should_stop=StopAfter(after))
 
 
 def results(run: Path) -> dict[str, bytes]:
-    """Models, metrics and lists of kept images, by name."""
+    """Return the models, metrics and lists of kept images, by name."""
     names = ("model.safetensors", "metrics.json", "exemplars.csv")
     found = [path for name in names for path in run.rglob(name)]
     return {str(path.relative_to(run)): path.read_bytes() for path in found}
 
 
 def learning(run: Path) -> list[list[Any]]:
-    """Return what a run's events say of its learning, whatever interrupted it."""
+    """Return the events of a run that do not depend on interruptions."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     keys = ("event", "step", "iteration", "losses", "mean_iou")
     kept = [line for line in lines if line["event"] in ("train", "learned", "end")]

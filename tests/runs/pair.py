@@ -1,4 +1,4 @@
-"""One of two processes that try what several processes can do to each other; see test_pair.py.
+"""One of two processes that disturb each other; see test_pair.py.
 
 RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=… python pair.py FOLDER
 """
@@ -24,7 +24,7 @@ RANK = int(os.environ["RANK"])
 
 
 class TremblingClock:
-    """The time of a process whose clock is a bit off, each time differently."""
+    """A clock with a random error."""
 
     def __init__(self) -> None:
         self.rng = random.Random(RANK)
@@ -34,7 +34,7 @@ class TremblingClock:
 
 
 class StopInTest:
-    """Asks to stop in the tests after step 0, in the second process only."""
+    """A stop in the tests after step 0, in the second process only."""
 
     def __init__(self, out: Path) -> None:
         self.model = out / "step-0" / "model.safetensors"

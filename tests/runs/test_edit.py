@@ -1,4 +1,4 @@
-"""Forgetting and merging, each against learning from scratch what is left or joined."""
+"""Forgetting and merging, each against learning the remaining or joined data from scratch."""
 
 import itertools
 import json
@@ -58,7 +58,7 @@ def learned(folders, tmp_path_factory):
 
 
 def head_by_class(model):
-    """Constants of the grid, and the rows of the classifier by class name."""
+    """Return the constants of the grid, and the rows of the classifier by class name."""
     network = model.network
     rows = torch.cat(
         [network.classifier.weight(slice(None)), network.classifier.bias(slice(None))[:, None]], 1

@@ -1,4 +1,4 @@
-"""Whatever stopped a run: what is there stays, what is left over goes, and it goes on alike."""
+"""Resuming: a stopped run ends like one without a stop, and leftovers are removed."""
 
 import shutil
 
@@ -49,7 +49,7 @@ def test_no_event_is_lost_when_a_run_is_killed_right_after_it(finished, tmp_path
     assert learning(tmp_path / "run") == learning(finished)
 
 
-def test_half_a_last_line_is_passed_over_and_cut_off(tmp_path):
+def test_a_half_written_last_line_is_skipped_and_removed(tmp_path):
     path = tmp_path / "events.jsonl"
     whole = '{"time": 1, "event": "learned", "step": 0, "seconds": 1, "peak_memory_bytes": 2}\n'
     path.write_bytes((whole + '{"time": 2, "event": "le\x00\x00').encode())
@@ -73,7 +73,7 @@ def test_a_model_is_never_without_its_readable_copy(tmp_path, monkeypatch):
     tiny_run(tmp_path / "run", seed=2)  # nothing was learned: another config is welcome
 
 
-def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
+def test_leftovers_of_killed_saves_are_removed(finished, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     left = [run / ".metrics.json.abcd_123.part", run / ".tmpA1b2C3"]
@@ -88,7 +88,7 @@ def test_what_killed_saves_left_is_cleaned_up(finished, tmp_path):
     assert not (run / ".step-0").exists()
 
 
-def test_a_saved_state_that_is_behind_its_step_is_removed(finished, tmp_path):
+def test_the_saved_state_of_a_finished_step_is_removed(finished, tmp_path):
     run = tmp_path / "run"
     stopped_run(run)
     state = RunFolder(run).resume.read_bytes()
@@ -99,7 +99,7 @@ def test_a_saved_state_that_is_behind_its_step_is_removed(finished, tmp_path):
     assert not RunFolder(run).resume.exists()
 
 
-def test_a_folder_that_a_kill_left_before_its_config_can_be_used(tmp_path):
+def test_a_folder_of_a_run_killed_before_its_config_can_be_used(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / ".config.yaml.ab12cd34.part").write_text("scena")
@@ -133,7 +133,7 @@ def test_a_test_set_that_changed_is_noticed(tmp_path):
         run_scenario(config, run)
 
 
-def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
+def test_a_run_resumes_with_other_workers_and_moved_data(tmp_path, monkeypatch):
     root, moved, run = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
     noise_folder(root, 12, classes=CLASSES, test=4)
     reference = run_scenario(folder_config(root), tmp_path / "reference")
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_other_workers_and_moved_data(tmp_path, monkeypatch):
         assert (one / "metrics.json").read_bytes() == (other / "metrics.json").read_bytes()
 
 
-def test_a_relative_data_folder_means_the_same_from_another_place(tmp_path, monkeypatch):
+def test_a_relative_data_folder_works_from_another_working_folder(tmp_path, monkeypatch):
     noise_folder(tmp_path / "data", 12, classes=CLASSES, test=4)
     monkeypatch.chdir(tmp_path)
     stopped_run(tmp_path / "run", folder_config("data"))
@@ -179,7 +179,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_any_recipe_goes_on_bit_for_bit(tmp_path, monkeypatch, recipe):
+def test_any_recipe_resumes_bit_for_bit(tmp_path, monkeypatch, recipe):
     def with_dropout(network, *values, forward=torch.nn.Conv2d.forward):
         out = forward(network, *values)
         return torch.nn.functional.dropout(out, 0.1, network.training)
@@ -203,7 +203,7 @@ def full(path, *values, **options):
     raise OSError(28, "No space left on device", str(path))
 
 
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_when_there_is_room(
+def test_a_full_disk_is_one_sentence_and_the_run_resumes_with_free_space(
     finished, tmp_path, monkeypatch
 ):
     run = tmp_path / "run"

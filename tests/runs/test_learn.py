@@ -133,7 +133,7 @@ CPU, LARGE = ("cpu", 0), ("cuda", 24 << 30)
 
 @pytest.mark.parametrize("machine", [CPU, LARGE])
 @pytest.mark.parametrize("images", [1, 3, 10, 300, 10_000, 1_000_000])
-def test_the_length_goes_by_the_images_within_bounds(machine, images):
+def test_the_length_follows_from_the_number_of_images_within_bounds(machine, images):
     fit = Fit(*machine, images)
     first, later = (fitted_values(fit, ground, "duo") for ground in ("weights", "own"))
     updates = [one["train"]["iterations"] for one in (first, later)]
@@ -142,7 +142,7 @@ def test_the_length_goes_by_the_images_within_bounds(machine, images):
     assert "crop_size" not in later["images"], "it is the start model's"
 
 
-def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped():
+def test_an_external_network_keeps_its_backbone_or_has_its_gradients_clipped():
     apart = fitted_values(Fit(*CPU, 10), "other", "mib")
     assert apart["method"]["freeze"] == ["backbone", "batch_norm"]
     assert apart["train"]["incremental_lr"] == 0.001
@@ -168,7 +168,7 @@ def test_a_network_of_others_keeps_its_backbone_or_has_its_gradients_clipped():
         (True, {"kind": "external"}, "ledger"),
     ],
 )
-def test_a_step_is_learned_by_what_fits_the_features_it_builds_on(is_start, model, method):
+def test_the_default_method_fits_the_network_that_a_step_builds_on(is_start, model, method):
     ground = find_ground(model, is_start=is_start)
     assert default_method(model, ground) == method
     assert default_method(model, ground, "paper") == "mib"
@@ -189,7 +189,7 @@ def test_a_first_model_is_duo_with_the_recipe_of_small_unless_a_preset_is_of_the
 
 
 def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
-    """Where a run has learned nothing that a step would know of, its config was written over."""
+    """The config of a run that had learned nothing was overwritten."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("scenario: scenes/4-4/overlapped\n")
@@ -201,7 +201,7 @@ def test_the_folder_of_another_command_is_left_as_it_is(pets, data, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_what_killed_processes_left_of_a_step_is_removed(pets, data, tmp_path):
+def test_leftovers_of_killed_processes_are_removed(pets, data, tmp_path):
     out = tmp_path / "step"
     learning(data / "birds", out, start=pets)()
     names = {path.name for path in out.iterdir()}
@@ -228,8 +228,8 @@ def test_files_of_a_step_are_checked_where_they_are_read(name, content, reason, 
         kinds[name].load(tmp_path / name)
 
 
-def test_what_fits_the_machine_goes_by_the_device_that_is_asked_for(data, monkeypatch):
-    """A machine with a GPU gave its recipe to a step that was to be learned on the CPU."""
+def test_the_recipe_fits_the_requested_device(data, monkeypatch):
+    """A machine with a GPU chose the GPU's recipe for a step on the CPU."""
 
     def choose(name):
         return torch.device("cuda" if name == "auto" else name)
@@ -239,7 +239,7 @@ def test_what_fits_the_machine_goes_by_the_device_that_is_asked_for(data, monkey
     assert (config.images.crop_size, config.train.iterations) == (160, 100)
 
 
-def test_data_start_and_tests_may_stand_in_a_file_and_options_lie_over_it(pets, data, tmp_path):
+def test_options_override_data_start_and_tests_in_a_file(pets, data, tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text(f"data: [{data / 'fish'}]\nstart: {pets}\ntests: [{data / 'all'}]\n")
     config = learn_config(file=file, overrides={"seed": 3})
@@ -275,7 +275,7 @@ def test_an_interrupted_step_ends_bit_for_bit_where_an_uninterrupted_one_does(
 
 
 def hidden(step):
-    """What background may be in each data set, as the loss is told; None if it knows by itself."""
+    """Return the channels that background may be, by data set; None if the loss implies them."""
     spec, method = step.step, step.step.config.method
     hides_old = find_method(method.name).hides_old(method)
     rows = rows_for_loss(spec.data.mappings, spec.growth, hides_old=hides_old)
@@ -292,7 +292,7 @@ def test_several_partly_labeled_sets_teach_one_model(data, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["lwf-mc", "lwf-mc-c", "ssul", "dkd", "star", "plop", "ewf"])
-def test_methods_of_any_kind_take_what_the_background_hides(data, tmp_path, method):
+def test_methods_of_any_kind_learn_with_hidden_classes(data, tmp_path, method):
     step = learning([data / "pets", data / "birds"], tmp_path / "both", method={"name": method})
     assert hidden(step) is not None
     step()
@@ -327,7 +327,7 @@ def test_a_folder_that_labels_a_known_class_does_not_change_the_loss_of_a_method
     assert seen == {variant}
 
 
-def test_a_class_that_is_named_but_never_drawn_is_taken_as_hidden(pets, data, tmp_path):
+def test_a_class_that_is_named_but_never_labeled_is_hidden(pets, data, tmp_path):
     folder = tmp_path / "birds"
     shutil.copytree(data / "birds", folder)
     label = LABELS["crate"]
@@ -366,14 +366,14 @@ def test_few_images_and_one_image_make_a_step(pets, tmp_path, count):
         ({"model": {"backbone": "resnet18"}}, "model.backbone: 'resnet18', but the start model's"),
     ],
 )
-def test_what_cannot_be_learned_is_one_sentence(pets, data, tmp_path, change, message):
+def test_a_step_that_cannot_be_learned_is_one_sentence(pets, data, tmp_path, change, message):
     folder = data / change.pop("data", "birds")
     with pytest.raises(NacreError, match=message):
         learning(folder, tmp_path / "out", start=pets, **change)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_close_name_can_be_said_to_be_new_or_the_same(pets, data, tmp_path):
+def test_a_similar_name_can_be_declared_new_or_the_same(pets, data, tmp_path):
     renamed = {"crate": "Pearl"}
     step = learning(data / "birds", tmp_path / "a", start=pets, rename=renamed, new=["Pearl"])
     assert step.data.new == ("Pearl",)
@@ -431,7 +431,7 @@ def test_a_start_of_another_kind_is_one_sentence(data, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_how_a_step_is_learned_is_said(pets, data):
+def test_a_step_is_described(pets, data):
     step = open_step(config_of(data / "birds", start=pets))
     assert step.config.model.backbone == "tiny"
     assert step.config.images.crop_size == 32
@@ -444,7 +444,7 @@ def test_how_a_step_is_learned_is_said(pets, data):
     assert first[1].startswith("lite0 from ImageNet's weights, crops of 160 pixels")
 
 
-def test_an_option_of_another_method_is_refused_by_the_name_of_the_one_that_was_not_named(data):
+def test_an_option_of_another_method_is_refused_with_the_name_of_the_default_method(data):
     with pytest.raises(NacreError, match=r"method\.pod: unknown.*\(of duo, as no method is"):
         config_of(data / "birds", method={"pod": 1})
     with pytest.raises(NacreError, match=r"known here: [\w, ]+$"):

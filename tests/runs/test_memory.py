@@ -1,4 +1,4 @@
-"""A memory of old images: what is kept, what their labels are, and that nothing leaks."""
+"""A memory of old images: its images, their labels, and that no later label leaks into them."""
 
 import csv
 
@@ -49,7 +49,7 @@ def test_a_kept_image_has_the_labels_of_its_own_step_and_no_others():
 
 
 @pytest.mark.parametrize(("method", "old_hide"), [("mib", True), ("ft", False), ("dkd", False)])
-def test_what_a_kept_images_step_did_not_label_may_hide_in_it(method, old_hide):
+def test_classes_that_a_kept_images_step_did_not_label_may_hide_in_it(method, old_hide):
     config = tiny_config(**MEMORY, method=method)
     data = open_scenario(config)
     assert told(data, 0, old_hide) is None
@@ -64,7 +64,7 @@ def test_what_a_kept_images_step_did_not_label_may_hide_in_it(method, old_hide):
 
 
 def told(data, step, hides_old):
-    """What a loss is told of the data sets of a step."""
+    """Return the channels that targets may be, for each data set of a step."""
     mappings, growth = data.train_dataset(step).mappings, data.scenario.classes.growth(step)
     return rows_for_loss(mappings, growth, hides_old=hides_old)
 
@@ -94,7 +94,7 @@ def test_step_0_is_shared_with_runs_that_keep_nothing(finished, tmp_path):
         run_scenario(tiny_config(memory=7), finished)
 
 
-def test_a_list_that_would_be_another_one_now_is_refused(finished, tmp_path):
+def test_a_memory_that_would_now_be_another_is_refused(finished, tmp_path):
     out = tmp_path / "run"
     stopped_run(out, tiny_config(**MEMORY))
     kept = (out / "exemplars.csv").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What several processes can do to each other, in two real ones (pair.py)."""
+"""Two real processes that disturb each other (pair.py)."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """What came of everything that pair.py tries, by rank."""
+    """The outcomes of everything that pair.py tries, by rank."""
     folder = tmp_path_factory.mktemp("pair")
     begun = folder / "of-rank-0" / "begun"  # the first process has one to go on with
     with pytest.raises(Interrupted):
@@ -32,7 +32,7 @@ def test_clocks_that_differ_do_not_make_processes_wait_for_each_other(pair):
     assert events.count('"saved"') > 1, "a save was due while it ran"
 
 
-def test_a_stop_is_heard_in_testing(pair):
+def test_a_stop_of_one_process_ends_the_tests_of_both(pair):
     folder, results = pair
     assert all(one["stopped in a test"].startswith("Interrupted") for one in results)
     assert [one["tested then"] for one in results] == ["False", "False"]
@@ -41,7 +41,7 @@ def test_a_stop_is_heard_in_testing(pair):
     assert whole.read_bytes() == shared.read_bytes()
 
 
-def test_the_error_of_the_main_process_is_everybodys_and_said_once(pair):
+def test_an_error_of_the_main_process_ends_both_and_is_reported_once(pair):
     _, (main, other) = pair
     assert "NacreError" in main["another config"]
     assert "holds a run with another config (seed: 1 -> 2)" in main["another config"]

@@ -1,4 +1,4 @@
-"""The shipped scenarios on real images, a few of them and small: the whole way is walked."""
+"""The shipped scenarios on a few small real images, from the data to the figures."""
 
 from pathlib import Path
 

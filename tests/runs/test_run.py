@@ -24,14 +24,14 @@ from tiny_runs import results, stopped_run, tiny_config, tiny_run
     ("scenario", "name"),
     [("scenes/4-2-2/overlapped", "scenes_4-2-2_overlapped"), ("C:\\x\\my.yaml", "C__x_my")],
 )
-def test_a_run_that_was_not_told_goes_below_runs(scenario, name):
+def test_a_run_without_a_folder_is_in_runs(scenario, name):
     config = tiny_config().model_copy(update={"scenario": scenario})
     folder = default_folder(config)
     assert folder == Path("runs") / f"{name}-mib-1"
     assert PureWindowsPath(folder).drive == ""
 
 
-def test_a_run_leaves_what_it_promises(finished):
+def test_a_run_writes_all_its_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     steps = {f"step-{i}/{name}" for i in range(3) for name in ("model.safetensors", "model.json")}
     steps |= {f"step-{i}/metrics.json" for i in range(3)}
@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_place(tmp_path):
         ({"device": "abacus"}, "train.device: 'abacus' cannot be used here"),
     ],
 )
-def test_batches_and_devices_that_cannot_be(tmp_path, train, message):
+def test_impossible_batches_and_devices_are_refused(tmp_path, train, message):
     with pytest.raises(NacreError, match=message):
         tiny_run(tmp_path / "run", train=train)
     assert not (tmp_path / "run").exists()
@@ -202,7 +202,7 @@ def test_the_losses_of_a_step_shorter_than_a_line_of_events_are_recorded(tmp_pat
 
 
 @pytest.mark.parametrize("rate", [1e30, 3e38])
-def test_a_last_update_that_ruins_the_weights_is_noticed(tmp_path, rate):
+def test_weights_that_the_last_update_ruined_are_not_saved(tmp_path, rate):
     # One update per later step: its loss is finite, what it makes of the weights is not.
     config = tiny_config(train={"batch_size": 12}, data={"train": 24})
     # A config refuses such a rate, but a rate that is allowed may do the same in a longer step.

@@ -1,4 +1,4 @@
-"""Learned steps that runs share: which may be shared, and who learns them."""
+"""The step cache: which steps runs share, and which run learns them."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def write_step(folder, text="learned"):
         {"scenario": "scenes/4-4/overlapped"},
     ],
 )
-def test_what_only_later_steps_depend_on_changes_their_keys_alone(changes):
+def test_keys_that_affect_later_steps_change_only_their_keys(changes):
     ours, theirs = keys_of(), keys_of(**changes)
     assert ours[0] == theirs[0]
     assert ours[1] != theirs[1] or set(changes) == {"train"}
@@ -59,7 +59,7 @@ def test_what_only_later_steps_depend_on_changes_their_keys_alone(changes):
         {"scenario": "scenes/4-2-2/disjoint", "train": {"batch_size": 2}},
     ],
 )
-def test_what_step_0_depends_on_changes_every_key(changes):
+def test_keys_that_affect_step_0_change_every_key(changes):
     assert not {*keys_of()} & {*keys_of(**changes)}
 
 
@@ -169,7 +169,7 @@ def test_a_run_that_was_interrupted_in_a_step_takes_it_when_another_has_learned_
     assert results(out)[model] == results(finished)[model]
 
 
-def test_a_run_that_waits_says_so_and_can_be_stopped(tmp_path, monkeypatch):
+def test_a_run_that_waits_reports_it_and_can_be_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(run_file, "WAIT_SECONDS", 0.0)
     holder = cache_of(tmp_path / "steps", "mib", keys_of())
     assert holder.ask(0, tmp_path / "holder") == "learn"

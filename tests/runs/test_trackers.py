@@ -39,13 +39,13 @@ def test_a_missing_tracker_names_its_extra(tmp_path, monkeypatch, name):
         TRACKERS[name](tmp_path)
 
 
-def test_a_tracker_that_nobody_knows_is_a_sentence(tmp_path):
+def test_an_unknown_tracker_is_a_sentence(tmp_path):
     with pytest.raises(NacreError, match="unknown tracker 'wandd'"), tracking(tmp_path, ["wandd"]):
         pass
 
 
 class Package:
-    """A package that notes every call of its functions."""
+    """A package that records every call of its functions."""
 
     def __init__(self):
         self.calls = []
@@ -58,7 +58,7 @@ class Package:
 
 
 def tracked(monkeypatch, name, run):
-    """Return what a tracker's package is asked to do in the middle of a run."""
+    """Return a tracker's calls of its package in the middle of a run."""
     package = Package()
     monkeypatch.setitem(sys.modules, name, package)
     track = TRACKERS[name](run)
@@ -73,7 +73,7 @@ VALUES = {"loss/ce": 1.5, "lr": 0.1, "images per second": 10.0}
 MEANS = {"miou/all": 0.5, "step": 1}
 
 
-def test_wandb_goes_on_with_the_run_of_a_folder(tmp_path, monkeypatch):
+def test_wandb_resumes_the_run_of_a_folder(tmp_path, monkeypatch):
     run = tmp_path / "run"
     init, define, first, second, finish = tracked(monkeypatch, "wandb", run)
     assert (init[0], init[2]["id"], init[2]["resume"]) == ("init", run_id(run), "allow")

@@ -1,4 +1,4 @@
-"""The figures of `nacre learn` and `nacre eval`: of the same images, all of them, whole."""
+"""The figures of `nacre learn` and `nacre eval` come from the same whole images."""
 
 import copy
 import json
@@ -131,7 +131,7 @@ def test_the_same_model_on_the_same_folder_has_the_same_iou_in_every_command(wor
     assert before["pets"] == own
 
 
-def test_of_a_folder_without_lists_only_those_images_are_tested_that_are_never_learned(world):
+def test_in_a_folder_without_lists_only_images_that_are_never_learned_are_tested(world):
     names = [f"{i:03d}" for i in range(20)]
     held_out = sum(is_for_testing(name) for name in names)
     assert 0 < held_out < 20

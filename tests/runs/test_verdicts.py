@@ -1,4 +1,4 @@
-"""A word for every class after a step, and a reason where it is a bad one."""
+"""Verdicts: a word for every class after a step, and a reason if it is bad."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from nacre.runs.verdicts import judge
 
 
 def step(*counts: dict[int, int]) -> Any:
-    """A step that adds a bird, label 3, to a model of cats; counts are of training images."""
+    """Return a step that adds a bird, label 3, to a model of cats, with pixel counts by image."""
     one = SimpleNamespace(names={3: "bird"}, train_index=SimpleNamespace(pixel_counts=counts))
     return SimpleNamespace(
         sets=[one],
@@ -56,7 +56,7 @@ def test_a_class_that_was_not_learned_has_the_likely_reason(counts, reason):
 
 
 @pytest.mark.parametrize("counts", [LARGE, [{0: 49900, 3: 100}] * 9])
-def test_more_updates_are_not_advised_where_none_were_made(counts):
+def test_more_updates_are_not_advised_after_a_step_without_updates(counts):
     found = judge(step(*counts), 4, {"bird": 0.0}, {}, {}, has_updates=False)["bird"]
     assert "label more" in found["reason"]
     assert "updates" not in found["reason"]
@@ -74,7 +74,7 @@ def test_more_updates_are_not_advised_where_none_were_made(counts):
         (None, None, None, "not tested"),
     ],
 )
-def test_an_old_class_is_judged_by_what_it_lost(now, was, agreement, word):
+def test_an_old_class_is_judged_by_its_loss(now, was, agreement, word):
     agreed = {} if agreement is None else {"cat": agreement}
     found = judge(step(*LARGE), 16, {"cat": now, "bird": 0.9}, {"cat": was}, agreed)
     assert found["cat"]["word"] == word

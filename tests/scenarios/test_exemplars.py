@@ -1,4 +1,4 @@
-"""The choice of exemplars: balanced, repeatable, and no larger than asked for."""
+"""The choice of exemplars: balanced, repeatable, and within its limit."""
 
 from collections import Counter
 

@@ -36,7 +36,7 @@ def scenario(text="voc/1-1/overlapped", space=SPACE, named=None):
         ("20", [20]),
     ],
 )
-def test_tasks_deal_the_classes(task, sizes):
+def test_tasks_split_the_classes(task, sizes):
     steps = split_classes(task, range(1, 21))
     assert [len(step) for step in steps] == sizes
     assert [label for step in steps for label in step] == list(range(1, 21))
@@ -79,7 +79,7 @@ def test_overlapped_and_disjoint():
     assert step_images(disjoint, images) == ((0,), (1, 2), (3,))
 
 
-def test_a_class_outside_the_task_may_stand_in_a_disjoint_image(tmp_path):
+def test_a_disjoint_image_may_contain_a_class_outside_the_task(tmp_path):
     path = tmp_path / "animals.yaml"
     path.write_text("data: voc\nsetup: disjoint\nsteps: [[cat], [2]]\n")
     applied = make_scenario("animals", read_scenario(str(path)), SPACE, {})
@@ -166,7 +166,7 @@ def test_a_shipped_scenario_takes_another_setup() -> None:
         read_scenario("voc-animals-4-1/joint")
 
 
-def test_a_plan_says_what_hides_in_the_background_of_a_step():
+def test_a_plan_counts_the_classes_hidden_in_the_background_of_a_step():
     counted = LabelIndex(
         ("a", "b", "c"),
         ({0: 50, 1: 30, 2: 20}, {2: 60, 3: 40}, {1: 100}),

@@ -106,7 +106,7 @@ RESNET = ("in-place ABN release", "torchvision's or timm's", "resnet101-63fe2227
         ("paper", {"backbone": "timm/mobilenetv2_100"}, ("docs/networks.md",)),
     ],
 )
-def test_the_papers_presets_never_start_at_random_unless_told_to(preset, model, sources):
+def test_the_papers_presets_start_at_random_only_on_request(preset, model, sources):
     with pytest.raises(NacreError) as caught:
         build_config(preset=preset, overrides={**SCENES, "model": model})
     message = str(caught.value)
@@ -132,9 +132,7 @@ AVERAGE = "method.average: 'classes' -> 'pixels'"
 @pytest.mark.parametrize(
     "scenario", ["voc/15-5/disjoint", "voc/15-1/overlapped", "ade20k/100-10b/partition"]
 )
-def test_text_is_the_papers_preset_but_for_what_the_released_code_does_otherwise(
-    scenario, method, own
-):
+def test_text_differs_from_paper_only_where_the_released_code_does(scenario, method, own):
     raw = {"scenario": scenario, "method": method, "data": {"root": "x"}, **AT_RANDOM}
     released, text = (
         build_config(preset=one, overrides=raw).to_dict() for one in ("paper", "text")
@@ -246,7 +244,7 @@ def test_epochs_replace_the_iterations_of_a_file(tmp_path):
 
 
 @pytest.mark.parametrize("preset", ["small", "demo"])
-def test_a_preset_freezes_the_backbone_of_any_method_and_beside_what_that_freezes(preset):
+def test_a_preset_freezes_the_backbone_beside_the_layers_that_a_method_freezes(preset):
     def chosen(method):
         return build_config(preset=preset, overrides={**SCENES, "method": method}).method
 
@@ -298,7 +296,7 @@ def test_presets_of_methods_name_presets_and_tasks_that_exist():
             build_config(preset=preset, overrides=values)
 
 
-def test_pixels_nobody_annotated_are_background_only_where_the_paper_says_so():
+def test_pixels_without_annotation_are_background_only_in_the_papers_data_sets():
     def border(scenario, **labels):
         data = {} if scenario.startswith("scenes") else {"root": "somewhere"}
         raw = {"scenario": scenario, "data": data, "labels": labels, **AT_RANDOM}

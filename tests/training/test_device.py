@@ -1,4 +1,4 @@
-"""On a GPU that is not there the whole program runs, mixes nothing up and waits for nothing."""
+"""The whole program on a fake GPU: it mixes no devices and waits for nothing."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def device(request, monkeypatch):
 
 
 def waits_of_updates(device: FakeDevice, trainer, samples, count=2):
-    """Make updates; return what all but the first waited for, which makes what is kept."""
+    """Make updates; return the waits of all but the first, which allocates what is kept."""
     before = device.waits.copy()
     for at, sample in enumerate(samples[: count + 1]):
         if at == 1:

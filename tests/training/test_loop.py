@@ -1,4 +1,4 @@
-"""The printed loop is the one that runs; losses are read when a line of events is due."""
+"""The printed loop runs as printed, and losses are read when an event is due."""
 
 import re
 
@@ -20,7 +20,7 @@ HOOK = re.compile(rf"method\.(\w+)\(|\b({'|'.join(COMPONENTS)})\(")
 
 
 def printed(updates: int) -> list[str]:
-    """The calls that the docstring prints, those within the loop as often as there are updates."""
+    """Return the calls in the docstring, those in the loop once per update."""
     lines = [line for line in (nacre.methods.base.__doc__ or "").split("\n") if line[:4] == " " * 4]
     start = next(i for i, line in enumerate(lines) if line.startswith("    for batch in"))
     end = next(i for i, line in enumerate(lines) if i > start and line[4] != " ")
@@ -68,7 +68,7 @@ def add(window, *values):
         window.add({"ce": torch.tensor(value), "kd": torch.tensor(2.0)})
 
 
-def test_the_iteration_of_a_loss_that_is_no_number_is_named_when_the_window_is_read(trainer):
+def test_the_error_of_a_loss_that_is_not_finite_names_its_iteration(trainer):
     window = LossWindow(trainer, 4)
     add(window, 1.0, 2.0, NAN, 1.0, NAN)
     message = (
@@ -78,7 +78,7 @@ def test_the_iteration_of_a_loss_that_is_no_number_is_named_when_the_window_is_r
         window.close()
 
 
-def test_all_processes_end_and_one_says_why(trainer):
+def test_all_processes_end_and_one_reports_the_error(trainer):
     trainer.dist = Distributed(1, 1, torch.device("cpu"))
     window = LossWindow(trainer, 4)
     add(window, float("inf"))
@@ -86,7 +86,7 @@ def test_all_processes_end_and_one_says_why(trainer):
         window.read()
 
 
-def test_a_window_tells_means_and_begins_anew(trainer):
+def test_a_window_returns_means_and_starts_again(trainer):
     window = LossWindow(trainer, 4)
     add(window, 1.0, 3.0)
     window.read()
@@ -98,7 +98,7 @@ def test_a_window_tells_means_and_begins_anew(trainer):
     assert window.close().losses["ce"] == 7.0
 
 
-def test_a_long_window_is_read_before_it_takes_room(trainer, monkeypatch):
+def test_a_long_window_is_read_before_it_fills_the_memory(trainer, monkeypatch):
     monkeypatch.setattr(loop, "MAX_PENDING_LOSSES", 3)
     window = LossWindow(trainer, 4)
     add(window, 1.0, 1.0)

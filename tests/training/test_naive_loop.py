@@ -1,4 +1,4 @@
-"""Twelve updates by the trainer against a loop that is written as the paper says it, in float64.
+"""Twelve updates by the trainer against a loop written from the paper, in float64.
 
 The loop upsamples all logits, takes the equations as sums of probabilities, and updates parameters
 by hand: Nesterov momentum 0.9, weight decay 1e-4 and a learning rate that falls by the poly policy.
@@ -21,7 +21,7 @@ LR = 0.001
 MOMENTUM, DECAY, POWER = 0.9, 1e-4, 0.9
 NEAR = 1e-9
 TINY_NORM = 1e-6
-"""What starts at 0 and hardly moves is compared with this."""
+"""The smallest norm that differences are compared with: some tensors stay close to 0."""
 
 BATCHES = [random_images([0, 0, 3, 4, 255], 10 + seed) for seed in range(UPDATES)]
 

@@ -30,7 +30,7 @@ def network() -> Any:
 
 
 def update(net: nn.Module, optimizer: torch.optim.Optimizer, times: int = 3) -> None:
-    """Some updates with gradients that depend on the parameters alone."""
+    """Make updates with gradients that depend on the parameters only."""
     for _ in range(times):
         for parameter in net.parameters():
             parameter.grad = parameter.detach().sin()
@@ -98,7 +98,7 @@ def test_groups_hold_every_parameter_once_with_its_rate() -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {0.1, 1.0}
 
 
-def test_a_network_whose_backbone_nobody_knows_is_told() -> None:
+def test_a_rate_for_an_unknown_backbone_is_refused() -> None:
     plain = Adapter(nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1)))
     with pytest.raises(NacreError, match=r"backbone_lr_scale=0\.1: nacre does not know which"):
         make_optimizer(plain, OptimConfig(backbone_lr_scale=0.1), 0.1)
@@ -106,7 +106,7 @@ def test_a_network_whose_backbone_nobody_knows_is_told() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_an_optimizer_goes_on_from_its_state(name: str) -> None:
+def test_an_optimizer_resumes_from_its_state(name: str) -> None:
     config = OptimConfig(optimizer=name)  # type: ignore[arg-type]
     whole = network()
     optimizer = make_optimizer(whole, config, 0.01)

@@ -1,4 +1,4 @@
-"""Passes as tasks of Ray: of one that runs them at once, and nightly of a cluster of two nodes."""
+"""Passes as tasks of Ray: a fake that runs them at once, and nightly a cluster of two nodes."""
 
 import importlib.util
 import pickle
@@ -22,7 +22,7 @@ LEDGER = {"scenario": "scenes/4-4/overlapped", "method": {"name": "ledger"}}
 
 
 class RayError(Exception):
-    """Ray's own errors are kinds of this one."""
+    """The base class of Ray's errors."""
 
     def __init__(self, text, cause=None):
         super().__init__(text)
@@ -30,7 +30,7 @@ class RayError(Exception):
 
 
 class FakeRay:
-    """The part of Ray that a pass uses; what is sent is pickled, results come last one first."""
+    """The part of Ray that a pass uses; it pickles its input and returns the last result first."""
 
     exceptions = SimpleNamespace(RayError=RayError)
 
@@ -99,10 +99,10 @@ def test_shares_add_up_to_what_one_process_counts(ray, tmp_path):
     assert ray.options["max_retries"] > 0
     last = {one.step: one.iteration for one in seen if isinstance(one, Iterated)}
     assert set(last) == {0, 1}
-    assert not ray.is_there, "it parts from the cluster"
+    assert not ray.is_there, "it leaves the cluster"
 
 
-def test_a_stop_and_errors_of_a_share_are_told_in_one_sentence(ray, tmp_path):
+def test_a_pass_can_be_stopped_and_its_errors_are_one_sentence(ray, tmp_path):
     with pytest.raises(Interrupted):
         run_scenario(on_ray(), tmp_path / "stop", should_stop=StopAfter(2))
     ray.error = RayError("Traceback", NacreError("image x.png cannot be read"))

@@ -1,4 +1,4 @@
-"""The trainer: kept features of a frozen backbone, memory, and what a step goes on with."""
+"""The trainer: kept features of a frozen backbone, memory, and resuming."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def model(folder: Path) -> bytes:
 
 
 def count_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Note how many images each call of a backbone for the head sees."""
+    """Record the number of images in each call of the backbone."""
     counts: list[int] = []
     read = DeepLab.read_maps
 
@@ -50,7 +50,7 @@ def count_images(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def note_views(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, View]]:
-    """Note every view that a step learns from, with the place where its features are kept."""
+    """Record every view that a step trains on, with the number of its store of features."""
     seen: list[tuple[int, View]] = []
     stores: list[KeptFeatures] = []
     of = KeptFeatures.of
@@ -66,7 +66,7 @@ def note_views(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, View]]:
 
 
 @pytest.mark.parametrize("method", ["mib", "ilt", "dkd", "ewc"])
-def test_each_view_passes_the_backbone_once_and_the_model_is_that_of_every_time(
+def test_each_view_passes_the_backbone_once_with_the_same_model_as_without_kept_features(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, views = count_images(monkeypatch), note_views(monkeypatch)
@@ -110,7 +110,9 @@ def test_a_backbone_that_learns_and_methods_that_ask_for_stages_keep_nothing(
     assert not counts
 
 
-def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_sentence_with_the_keys_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     trainer, _, samples = second_step("ft", count=1)
     ask = Trainer.forward
 
@@ -124,7 +126,7 @@ def test_too_little_memory_is_a_sentence_with_what_to_set(monkeypatch: pytest.Mo
         update(trainer, [samples[0]])
 
 
-def test_what_is_loaded_lies_in_memory_as_its_parameter_does() -> None:
+def test_loaded_tensors_have_the_memory_layout_of_their_parameter() -> None:
     trainer, _, samples = second_step("ewc", count=1)
     again = second_step("ewc", count=1)[0]
     for one in (trainer, again):  # as on a GPU
@@ -151,7 +153,7 @@ ALONE = Distributed(0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("process", [ALONE, Distributed(1, 2, torch.device("cpu"))])
-def test_generators_go_on_where_they_stopped_and_new_ones_as_the_main(process: Any) -> None:
+def test_generators_resume_and_a_new_process_takes_the_main_ones(process: Any) -> None:
     states = _generators(ALONE)
     drawn = torch.rand(3)
     torch.manual_seed(99)
