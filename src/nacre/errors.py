@@ -93,11 +93,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
-def unknown_name(kind: str, word: str, known: Iterable[str]) -> NacreError:
+def unknown_name(what: str, word: str, known: Iterable[str]) -> NacreError:
     """Return the error for an unknown name, with the nearest known one."""
     names = sorted(known)
     return NacreError(
-        f"unknown {kind} {shown(word)}{did_you_mean(word, names)}; known: {', '.join(names)}"
+        f"unknown {what} {shown(word)}{did_you_mean(word, names)}; known: {', '.join(names)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""SLURM through submitit: its local executor, and stand-ins for SLURM's commands."""
+"""SLURM through submitit, with stand-ins for SLURM's commands."""
 
 import importlib.util
 import json

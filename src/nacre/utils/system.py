@@ -98,36 +98,41 @@ def registered(group: str, own: Container[str]) -> dict[str, EntryPoint]:
 
 
 def find_entry(
-    table: Mapping[str, T], name: str, group: str, kind: type[T], what: str, where: str = ""
+    own: Mapping[str, T], name: str, group: str, entry_type: type[T], what: str, where: str = ""
 ) -> T:
     """Return an entry by name, from nacre's own or from another package's.
 
     Args:
-        table: nacre's own entries.
+        own: nacre's own entries.
         name: Name of the entry.
         group: Group of entry points where other packages register theirs.
-        kind: Class of an entry.
+        entry_type: Class of an entry.
         what: Description of an entry for errors, such as ``data set``.
         where: Description of the name in the error for an unknown one. Default: `what`.
     """
-    if name in table:
-        return table[name]
-    others = registered(group, table)
+    if name in own:
+        return own[name]
+    others = registered(group, own)
     if name not in others:
-        raise unknown_name(where or what, name, [*table, *others])
+        raise unknown_name(where or what, name, [*own, *others])
     entry: T = load_registered(
-        others[name], f"the {what}", kind.__name__, lambda value: isinstance(value, kind)
+        others[name],
+        f"the {what}",
+        entry_type.__name__,
+        lambda value: isinstance(value, entry_type),
     )
     return entry
 
 
-def load_registered(point: EntryPoint, what: str, kind: str, fits: Callable[[Any], bool]) -> Any:
+def load_registered(
+    point: EntryPoint, what: str, class_name: str, fits: Callable[[Any], bool]
+) -> Any:
     """Import an entry that another package registers.
 
     Args:
         point: Its entry point.
         what: Description of the entry for errors, such as ``the method``.
-        kind: Name of the class that it must have, for errors.
+        class_name: Name of the class that it must have, for errors.
         fits: Returns True if a value is such an entry.
 
     Raises:
@@ -142,7 +147,7 @@ def load_registered(point: EntryPoint, what: str, kind: str, fits: Callable[[Any
             f"{type(error).__name__}: {reason}"
         ) from error
     if not fits(value):
-        raise NacreError(f"{what} {point.name!r} is not a {kind}: {point.value} is {value!r}")
+        raise NacreError(f"{what} {point.name!r} is not a {class_name}: {point.value} is {value!r}")
     return value
 
 
