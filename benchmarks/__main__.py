@@ -1,10 +1,10 @@
 """All benchmarks as one table: `make bench`, or `python benchmarks`.
 
-    python benchmarks --tiny        # in seconds, for correctness only
-    python benchmarks --rounds 5    # steadier and slower than the 2 turns of each by default
+    python benchmarks --tiny        # takes seconds, for correctness only
+    python benchmarks --rounds 5    # more precise than the default of 2 rounds
 
-Every figure is a ratio or share within one run, but for the seconds until a command answers. A
-single benchmark is a file of this folder: `python benchmarks/loss_head.py --help`.
+All numbers are ratios within one run, except the seconds until a command responds. Each benchmark
+is a file in this folder: `python benchmarks/loss_head.py --help`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Images per second from files to training samples against straightforward code, in one run.
+"""Images per second from files to training samples, compared with straightforward code.
 
     python benchmarks/data_path.py            # images of NACRE_TEST_DATA, else generated ones
     python benchmarks/data_path.py --tiny     # for correctness only
 
-Both sides do the same on one core: decode an image and its mask, cut a random box, scale it to
-the crop, flip it or not, normalize the image and map the labels to channels. The other side is
-what research code does: Pillow for all of it, and a Python function called for every pixel of
-the mask; nacre normalizes on the device, so here into a buffer that is there already.
-``without_mapping`` leaves the mapping of labels out on that side alone, to show what
-the rest gains. Images have a long side of 500, as those of Pascal VOC, or of 2000, as those
-of a camera, where decoding at a smaller scale pays.
+Both sides do the same on one core: decode an image and its mask, crop a random box, scale it, flip
+it or not, normalize the image and map the labels to channels. The other side is typical research
+code: Pillow for everything, and a Python function called for every pixel of the mask. nacre
+normalizes on the device, here into an existing buffer. ``without_mapping`` is the other side
+without the mapping of labels. Images have a long side of 500 (Pascal VOC) or 2000 (a camera), where
+decoding at a smaller scale pays.
 """
 
 import tempfile
@@ -42,7 +41,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     for long_side in (500, 2000):
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
-            names = write_pictures(root, count, 100 if tiny else long_side)
+            names = write_images(root, count, 100 if tiny else long_side)
             seconds = take_turns(_jobs(root, names, crop), rounds)
         speed = {f"{side} images/s": count / spent for side, spent in seconds.items()}
         what = f"images of {long_side} pixels to crops of {crop}: times faster"
@@ -54,7 +53,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     return rows
 
 
-def write_pictures(root: Path, count: int, long_side: int) -> list[str]:
+def write_images(root: Path, count: int, long_side: int) -> list[str]:
     """Write a data folder of images of this size, from the part of VOC if it is there."""
     voc = TEST_DATA / "voc2012-part" / "VOC2012"
     found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: rows of a table, times that take turns, peak memory, the command."""
+"""Helpers of the benchmarks: table rows, alternating timings, peak memory, the command line."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rich.table import Table
 
 TEST_DATA = Path(os.environ.get("NACRE_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
 PAGE = 4096
-"""The least memory that is counted."""
+"""Size of a memory page, the smallest unit that counts."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure that was measured.
+    """One measured number.
 
     Attributes:
-        what: Of what.
-        value: The figure, most often a ratio.
-        goal: What it should be at least or at most, if there is a goal.
-        bound: Which of the two.
-        behind: The seconds, bytes or counts that it comes from.
+        what: Description.
+        value: The number, usually a ratio.
+        goal: Its minimum or maximum, if there is a goal.
+        bound: Whether the goal is the minimum or the maximum.
+        behind: The seconds, bytes or counts behind the ratio.
     """
 
     what: str

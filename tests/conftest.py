@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread per process, since they run in several; the real images."""
+"""Settings and fixtures of all tests: one thread per process, finished runs, real images."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ with warnings.catch_warnings():
 
 torch.set_num_threads(1)
 
-# How long an example takes says how busy the machine is; every run draws the same examples, but
-# for those of `make fuzz`.
+# The time of an example depends on the load of the machine. Every run draws the same examples,
+# except in `make fuzz`.
 settings.register_profile(
     "busy",
     deadline=None,
@@ -30,20 +30,20 @@ settings.register_profile(
     derandomize="NACRE_FUZZ" not in os.environ,
 )
 settings.load_profile("busy")
-# Hypothesis would read the source of every module outside of site-packages for constants to draw:
-# ten seconds where timm is one of them, and other examples whenever another test ran before.
+# Hypothesis would read the sources of all modules outside of site-packages for constants: that
+# takes ten seconds with timm, and the examples would depend on the tests that ran before.
 providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _every_update_is_told() -> None:
-    """Runs of a few updates have lines of events."""
+    """Log every update, so that runs of a few updates have events."""
     loop.LOG_EVERY = 1
 
 
 @pytest.fixture(scope="session")
 def finished(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of three steps of a second, which nobody changes."""
+    """A finished run of three short steps; tests must not change it."""
     out = tmp_path_factory.mktemp("runs") / "mib"
     tiny_run(out)
     return out
@@ -51,7 +51,7 @@ def finished(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def learned(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, learned for longer."""
+    """The same with more epochs."""
     out = tmp_path_factory.mktemp("runs") / "tiny"
     tiny_run(out, train={"epochs": 6})
     return out
@@ -59,7 +59,7 @@ def learned(_every_update_is_told: None, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def heard_signals() -> Iterator[None]:
-    """Signals that nobody ignores: a shell has its background jobs ignore some, nohup others."""
+    """Restore the default handlers of signals that a shell or nohup ignores."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     for number, handler in before.items():
         if handler is signal.SIG_IGN:

@@ -3,9 +3,9 @@
     python tests/golden.py                      # with HEAD, or HEAD~1 if all is committed
     python tests/golden.py --base main          # with another commit
 
-Each commit makes its results by its own `golden_results.py` from its own sources, on this machine
-with the packages of this environment: no digest is stored anywhere, since another processor may
-round otherwise. A commit without that script is run by the one of this tree.
+Each commit computes its results with its own `golden_results.py` and sources, on this machine and
+with the packages of this environment. No digest is stored, since another processor may round
+differently. A commit without that script uses the one of this tree.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from typing import Any
 TREE = Path(__file__).resolve().parents[1]
 SCRIPT = Path("tests/golden_results.py")
 SHOWN = 40
-"""Characters that are shown of each of two results that differ, around where they begin to."""
+"""Number of characters to show of results that differ."""
 
 
 def main() -> None:
@@ -40,13 +40,13 @@ def main() -> None:
 
 
 def default_base() -> str:
-    """Return the commit before what was changed last: HEAD where something is not committed."""
+    """Return HEAD if there are uncommitted changes, else HEAD~1."""
     return "HEAD" if _git("status", "--porcelain") else "HEAD~1"
 
 
 @contextmanager
 def checked_out(commit: str, folder: Path) -> Iterator[Path]:
-    """Check a commit out into a folder of its own, for as long as it is needed."""
+    """Check a commit out into a folder within this context."""
     _git("worktree", "add", "--detach", str(folder), commit)
     try:
         yield folder
@@ -55,7 +55,7 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def make_results(*trees: Path) -> list[dict[str, Any]]:
-    """Make the results of trees at once; end with what a script said if it fails."""
+    """Compute the results of trees in parallel; exit with the output of a script that fails."""
     with tempfile.TemporaryDirectory() as name:
         outs = [Path(name) / f"{number}.json" for number in range(len(trees))]
         sides = [start(tree, out) for tree, out in zip(trees, outs, strict=True)]
@@ -72,7 +72,7 @@ def make_results(*trees: Path) -> list[dict[str, Any]]:
 
 
 def start(tree: Path, out: Path) -> "subprocess.Popen[str]":
-    """Begin to make the results of a tree."""
+    """Start a process that computes the results of a tree."""
     script = tree / SCRIPT if (tree / SCRIPT).exists() else TREE / SCRIPT
     environment = {**os.environ, "PYTHONPATH": str(tree / "src")}
     pipe, both = subprocess.PIPE, subprocess.STDOUT
@@ -81,7 +81,7 @@ def start(tree: Path, out: Path) -> "subprocess.Popen[str]":
 
 
 def differences(base: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, str]:
-    """Say of each result that is not the same on both sides how it differs."""
+    """Describe the difference of each result that is not equal."""
     found = {}
     for key in sorted({*base, *here}):
         if key not in base:
@@ -94,7 +94,7 @@ def differences(base: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, s
 
 
 def _describe(base: str, here: str) -> str:
-    """Show two texts around the place from which on they differ."""
+    """Show the first difference of two texts."""
     pairs = enumerate(zip(base, here, strict=False))
     first = next((i for i, (a, b) in pairs if a != b), min(len(base), len(here)))
     start = max(0, first - SHOWN // 2)
@@ -103,7 +103,7 @@ def _describe(base: str, here: str) -> str:
 
 
 def show(base: Mapping[str, Any], here: Mapping[str, Any], called: str) -> int:
-    """Print how two results compare; return the exit code: 0 only if they are the same."""
+    """Print a comparison of two results; return the exit code, 0 if they are equal."""
     found = differences(base, here)
     groups = dict.fromkeys(key.partition("/")[0] for key in (*base, *here))
     width = max(map(len, groups), default=0)

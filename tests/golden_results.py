@@ -1,9 +1,8 @@
-"""What nacre computes, as a flat JSON of names and digests: `python tests/golden_results.py FILE`.
+"""Results of nacre as a flat JSON of names and digests: `python tests/golden_results.py FILE`.
 
-Everything is learned by tiny networks from generated images, with one thread, so that the same
-sources give the same file on the same machine. Names are `group/what/…`; `golden.py` compares the
-files of two commits. Only tensors, masks, texts and figures are digested: nothing that holds times,
-paths or config keys.
+Tiny networks learn from generated images with one thread, so that the same sources give the same
+file on the same machine. Names are `group/what/…`; `golden.py` compares the files of two commits.
+Only tensors, masks, texts and numbers are digested: nothing with times, paths or config keys.
 """
 
 import csv
@@ -49,7 +48,7 @@ Results = dict[str, Any]
 
 
 def main(out: Path) -> None:
-    """Make all results and save them."""
+    """Compute all results and save them."""
     sources = Path(os.environ.get("PYTHONPATH", TREE / "src")).resolve()
     if not Path(nacre.__file__).is_relative_to(sources):
         sys.exit(f"nacre is imported from {nacre.__file__}, not from {sources}: set PYTHONPATH")
@@ -70,11 +69,11 @@ def main(out: Path) -> None:
     out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-# What is computed
+# Results
 
 
 def methods() -> Results:
-    """Learn three steps by every method, and by forms of some that learn otherwise."""
+    """Learn three steps with every method, and with variants of some."""
     found = {}
     for name in (*METHODS, *FORMS):
         form = {"name": name.partition("-")[0], **FORMS[name]} if name in FORMS else {"name": name}
@@ -83,7 +82,7 @@ def methods() -> Results:
 
 
 def variants() -> Results:
-    """Learn with other parts of the program: data setups, augmentations, optimizers, networks."""
+    """Learn with other setups, crops, optimizers and networks."""
     lite0 = {"model": {"backbone": "lite0", "weights": "imagenet", "decoder_channels": 8}}
     adamw = {"optimizer": "adamw", "lr": 0.001, "lr_schedule": "cosine"}
     return {
@@ -96,13 +95,13 @@ def variants() -> Results:
 
 
 def exemplars() -> Results:
-    """Learn from kept images, too."""
+    """Learn with exemplars."""
     found = _run(Path("exemplars/mib"), memory=8)
     return found | {"mib/which images": Path("exemplars/mib/exemplars.csv").read_text()}
 
 
 def learn() -> Results:
-    """Learn two folders one after another by `nacre learn`; the second labels a known class again.
+    """Learn two folders with `nacre learn`; the second labels a known class again.
 
     The model of lite0 has the defaults of a user's first command.
     """
@@ -131,7 +130,7 @@ def networks() -> Results:
 
 
 class Plain(nn.Module):
-    """A network that nacre knows nothing of."""
+    """A network that nacre does not know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,13 +138,13 @@ class Plain(nn.Module):
         self.score = nn.Conv2d(6, 3, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Score the pixels of images."""
+        """Return the scores of the pixels of images."""
         scores: Tensor = self.score(self.body(images))
         return nn.functional.interpolate(scores, images.shape[-2:], mode="bilinear")
 
 
 def processes() -> Results:
-    """Learn by two processes."""
+    """Learn with two processes."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     out = Path("processes/mib")
     config = _config(Path("processes.yaml"), data=DATA)
@@ -155,7 +154,7 @@ def processes() -> Results:
 
 
 def predictions() -> Results:
-    """Predict ten images as wholes and through windows."""
+    """Predict ten images as a whole and in windows."""
     found = _learned(_model().parent, _model().name)
     images = _images()
     model = nacre.load(_model())
@@ -174,7 +173,7 @@ def predictions() -> Results:
 
 
 def onnx() -> Results:
-    """Compute class maps by the exported file."""
+    """Compute class maps with the exported file."""
     import onnxruntime
 
     _nacre("export", str(_model()), "--out", "model.onnx")
@@ -188,7 +187,7 @@ def onnx() -> Results:
 
 
 def imports() -> Results:
-    """Import what annotation tools export."""
+    """Import exports of annotation tools."""
     found: Results = {}
     for name in EXPORTS:
         WRITERS[name](Path("exports") / name)
@@ -210,18 +209,18 @@ def tables() -> Results:
     return found | {"classes/markdown": _nacre(*seeing)}
 
 
-# In the order in which they need one another's folders
+# Later groups use folders of earlier ones.
 GROUPS: tuple[Callable[[], Results], ...] = (
     methods, variants, exemplars, learn, networks, processes, predictions, onnx, imports,
     tables,
 )  # fmt: skip
 
 
-# How it is computed
+# Helpers
 
 
 def _recipe(**changes: Any) -> dict[str, Any]:
-    """Return the recipe with other values: `train={"epochs": 1}` changes that key alone."""
+    """Return the recipe with changed values: `train={"epochs": 1}` changes only that key."""
     made = {key: dict(value) for key, value in RECIPE.items()}
     for key, value in changes.items():
         made[key] = made[key] | value if key in made else value

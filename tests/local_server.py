@@ -1,4 +1,4 @@
-"""A server of models on this machine, and requests to it byte for byte."""
+"""A local model server, and raw requests to it."""
 
 import contextlib
 import socket
@@ -21,7 +21,7 @@ def serving(model: Any) -> Iterator[int]:
 
 
 def send(port: int, content: bytes) -> bytes:
-    """Send bytes as they are; return all of the answer."""
+    """Send bytes; return the whole answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.sendall(content)
         return b"".join(iter(lambda: connection.recv(65536), b""))

@@ -1,4 +1,4 @@
-"""The rooms of `nacre`, in the order in which data flows: none imports one to its right."""
+"""The packages of nacre in import order: no package imports a later one."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "nacre"
 
-ROOMS = (
+PACKAGES = (
     "version",
     "errors",
     "utils",
@@ -41,7 +41,7 @@ MODULES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def imports(path: Path) -> set[str]:
-    """All modules of nacre that a file imports, those within functions too."""
+    """Return the modules of nacre that a file imports, in functions too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -54,33 +54,33 @@ def imports(path: Path) -> set[str]:
 GRAPH = {name: imports(path) - {name} for name, path in MODULES.items()}
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def test_the_guide_names_the_rooms_in_this_order():
+def test_the_guide_names_the_packages_in_this_order():
     text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     part = text.partition("## Where things are")[2].partition("```\n")[2].partition("```")[0]
     names = [line[2:16] for line in part.splitlines() if line.startswith("  ")]
     named = [name.strip(" /").removesuffix(".py") for entry in names for name in entry.split(",")]
-    assert named == [name for name in ROOMS if name not in ("version", "errors")]
+    assert named == [name for name in PACKAGES if name not in ("version", "errors")]
 
 
-def test_the_figure_shows_the_rooms_in_this_order():
+def test_the_figure_shows_the_packages_in_this_order():
     figure = (SOURCE.parents[1] / "docs" / "nacre.svg").read_text(encoding="utf-8")
     shown = re.findall(r'font-size="10.5">(\w+)<', figure)
-    assert shown == [name for name in ROOMS if name not in ("version", "errors")]
+    assert shown == [name for name in PACKAGES if name not in ("version", "errors")]
 
 
-def test_every_module_is_in_a_room():
+def test_every_module_is_in_a_package():
     outside = {"", "__main__"}
-    assert {room(name) for name in MODULES} - outside <= set(ROOMS)
+    assert {package_of(name) for name in MODULES} - outside <= set(PACKAGES)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if room(name) in ROOMS])
-def test_no_module_imports_one_to_its_right(name):
-    mine = ROOMS.index(room(name))
-    against = [other for other in GRAPH[name] if ROOMS.index(room(other)) > mine]
+@pytest.mark.parametrize("name", [name for name in MODULES if package_of(name) in PACKAGES])
+def test_no_module_imports_a_later_package(name):
+    mine = PACKAGES.index(package_of(name))
+    against = [other for other in GRAPH[name] if PACKAGES.index(package_of(other)) > mine]
     assert not against
 
 
@@ -109,7 +109,7 @@ def test_there_is_no_cycle():
 
 
 def private_uses(name: str) -> list[str]:
-    """The private names of other modules that a module imports or reaches into."""
+    """Return the private names of other modules that a module uses."""
     found, modules = [], {}
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -141,7 +141,7 @@ def test_no_private_name_crosses_modules(name):
 
 def test_only_the_terminal_and_the_command_line_use_rich():
     users = {
-        room(name)
+        package_of(name)
         for name, path in MODULES.items()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "rich")

@@ -1,4 +1,4 @@
-"""The benchmarks in their tiny form: that they run, not how fast."""
+"""The benchmarks run in their tiny form."""
 
 import json
 import subprocess

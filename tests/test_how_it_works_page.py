@@ -1,4 +1,4 @@
-"""The page "how it works": its code runs, its links and its figure name what is there."""
+"""The page "how it works": its code runs, and its links and figure name existing files."""
 
 import re
 from pathlib import Path

@@ -26,7 +26,7 @@ def install_lines(root: Path) -> list[str]:
 
 
 def form_of(line: str) -> str:
-    """Return which form an install line has; anything else would install somebody else's nacre."""
+    """Return the form of an install line; any other form would install another project."""
     forms = {"source": SOURCE, "released": RELEASED}
     return next((name for name, form in forms.items() if form.search(line)), f"neither: {line}")
 

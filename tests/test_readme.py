@@ -1,4 +1,4 @@
-"""What the README and the docs show is what happens."""
+"""The examples and numbers of the README and the docs are right."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_four_lines_of_the_readme_learn_the_next_class(tmp_path, monkeypatch):
     from nacre.training import config as configs
     from partial_data import write_folder
 
-    # What fits the machine is chosen for real images; here everything is tiny.
+    # Replaces the values that nacre chooses for the machine.
     tiny = {
         "model": {"backbone": "tiny", "weights": "none", "decoder_channels": 8},
         "images": {"crop_size": 32, "crop": "plain"},
@@ -97,7 +97,7 @@ SMALL = (
 
 
 def draw(root: Path, names: list[str], labels: list[str]) -> None:
-    """Annotate images in LabelMe's way: one box of each class."""
+    """Annotate images as LabelMe does: one box of each class."""
     root.mkdir(parents=True, exist_ok=True)
     for i, name in enumerate(names):
         pixels = np.random.default_rng(i).integers(0, 90, (40, 48, 3), np.uint8)
@@ -121,7 +121,7 @@ def draw(root: Path, names: list[str], labels: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # ten commands, one of which traces a network
 def test_the_loop_of_the_docs_goes_round(tmp_path, monkeypatch, capsys) -> None:
-    """Annotate, import, learn, look, export, the next class: its lines, with a tiny network."""
+    """Annotate, import, learn, report, export and learn the next class with a tiny network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     loop = next(block for block in blocks("docs/images.md", "sh") if "nacre import" in block)
@@ -176,7 +176,7 @@ def test_the_four_commands_of_the_readme_are_those_of_the_loop():
 
 
 def cells(path: str, table: str, row: str) -> list[str]:
-    """The numbers of a row of a page's table, both known by how they begin."""
+    """Return the numbers in a row of a page's table; both are found by their first words."""
     lines = (ROOT / path).read_text("utf-8").partition(f" {table}")[2].splitlines()
     line = next(line for line in lines if line.startswith(f"| {row}"))
     return re.findall(r"(?<=\| )\d+\.\d(?= \|)", line)

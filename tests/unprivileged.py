@@ -1,4 +1,4 @@
-"""Calls to which permissions apply, whoever runs the tests."""
+"""Calls without the privileges of root."""
 
 import ctypes
 import json
@@ -15,7 +15,7 @@ NEEDS = pytest.mark.skipif(
 
 
 def without_privileges(call: Callable[[], Any]) -> Any:
-    """Return what a call returns, as JSON has it, in a process that is not the superuser's."""
+    """Run a call in a process without privileges; return its result, which must be JSON."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Makes small data of the same form as the real ones."""
+"""Small data sets in the layout of real ones."""
 
 from pathlib import Path
 

@@ -206,9 +206,12 @@ def test_a_worker_that_dies_is_one_sentence_where_the_next_batch_is_requested(
     assert not multiprocessing.active_children()
 
 
-def test_other_errors_pass_as_they_are(scenes, monkeypatch):
-    data = training_set(scenes)
-    monkeypatch.setattr(TrainDataset, "__getitem__", lambda *_: 1 / 0)
-    for workers in (0, 1):
-        with pytest.raises(ZeroDivisionError):
-            joined(data, order(), workers=workers)
+@pytest.mark.parametrize("kind", [ZeroDivisionError, ConnectionError, RuntimeError])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_other_errors_pass_as_they_are(scenes, monkeypatch, kind, workers):
+    def fail(dataset, key):
+        raise kind("not ours")
+
+    monkeypatch.setattr(TrainDataset, "__getitem__", fail)
+    with pytest.raises(kind, match="not ours"):
+        joined(training_set(scenes), order(), workers=workers)

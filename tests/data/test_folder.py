@@ -1,4 +1,4 @@
-"""Own folders: what is found, how it is split, and what is wrong with it."""
+"""Your own folders: their files, splits and errors."""
 
 import os
 from pathlib import Path

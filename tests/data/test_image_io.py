@@ -1,4 +1,4 @@
-"""Images and masks of every kind, and files that are damaged, huge, turned, or something else."""
+"""Images and masks of all formats, and files that are damaged, huge or rotated."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The index: as a file, built from masks, kept, brought up to date, and what is wrong with data."""
+"""The index: built from masks, stored, updated, and its errors."""
 
 import json
 import multiprocessing

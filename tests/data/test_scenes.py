@@ -1,4 +1,4 @@
-"""The generated world: the same everywhere, varied, and with a real background shift."""
+"""Generated scenes are the same everywhere, and varied."""
 
 import hashlib
 import subprocess

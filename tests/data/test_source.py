@@ -1,4 +1,4 @@
-"""The check of a data folder: everything that is wrong, counted and named, nothing written."""
+"""The check of a data folder reports all problems and writes nothing."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def _check(root: Path) -> DataReport:
 
 
 def _problems(root: Path) -> list[str]:
-    """Return what `nacre data` finds in the training images, which `nacre plan` refuses alike."""
+    """Return the problems in the training images, which `nacre data` and `nacre plan` report."""
     found = [one.text for one in _check(root).splits[0].problems]
     if found:
         with pytest.raises(NacreError, match=re.escape(found[0])):

@@ -1,4 +1,4 @@
-"""Crops: image and mask stay on top of each other, chance comes from the generator alone."""
+"""Crops: image and mask stay aligned, and only the generator decides."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pascal VOC 2012 in all the ways in which it lies on people's disks."""
+"""Pascal VOC 2012 in all of its usual layouts."""
 
 from pathlib import Path
 

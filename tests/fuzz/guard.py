@@ -1,7 +1,7 @@
-"""Calling a command in this process, held to what a command may do with bad input.
+"""Runs a command in this process and checks how it handles bad input.
 
-A command ends with exit code 0, or with 1, 2 or 130 and one sentence on stderr, within a time and
-a memory. A traceback, a hang or a large appetite is a failure of nacre.
+A command must end with exit code 0, or with 1, 2 or 130 and one sentence on stderr, within limits
+of time and memory. A traceback or a hang is a failure.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from nacre.cli import main
 
 SECONDS = 20
-"""Of computing; waiting for something that never comes is given longer, for a busy machine."""
+"""Limit of processor time; waiting has a higher limit, for a busy machine."""
 
 WAITING = 300
 MEMORY = 1 << 30
-"""Bytes that a case may take beyond what the process has."""
+"""Additional bytes that a case may allocate."""
 
 LONGEST = 6000
 
@@ -31,7 +31,7 @@ class Hang(BaseException):
 
 
 class Outcome(NamedTuple):
-    """What a command did: its exit code, what it should not have done, what it wrote to stderr."""
+    """A command's exit code, its failures and its stderr."""
 
     code: int
     failure: str
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 def run(*arguments: object) -> Outcome:
-    """Run a command with these arguments and judge it."""
+    """Run a command and check it."""
     streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     given, sys.argv = sys.argv, ["nacre", *map(str, arguments)]
@@ -56,7 +56,7 @@ def run(*arguments: object) -> Outcome:
 
 
 def limited(action: Callable[[], object]) -> str:
-    """Return how something went wrong: by an error that is no sentence, or by lasting too long."""
+    """Return the failure of an action: an unexpected error or a timeout."""
     with _time_limit():
         try:
             action()

@@ -36,10 +36,10 @@ from nacre.training.config import build_config
 EFFORT = int(os.environ.get("NACRE_FUZZ", "1"))
 SEED = int(os.environ.get("NACRE_SEED", random.randrange(10**6) if EFFORT > 1 else 1))
 NEVER = ("demo", "serve")
-"""Commands that would take minutes or wait for visitors where their values happen to be right."""
+"""Commands that take minutes, or never end, if their values happen to be valid."""
 
 LEARNING = ("grid", "learn", "tune")
-"""Commands that take seconds where their values happen to be right."""
+"""Commands that take seconds if their values happen to be valid."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def keys(config: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a config and their values, sections included."""
+    """Yield the dotted keys of a config, sections included, and their values."""
     for key, value in config:
         yield f"{prefix}{key}", value
         if isinstance(value, BaseModel):
@@ -94,7 +94,7 @@ def try_option(world: World, rng: random.Random) -> tuple[str, str]:
 
 
 def _arguments(command: Any, wanted: str | None, value: str, world: World) -> list[str]:
-    """Return a command line with one bad value, and something in all required places."""
+    """Return a command line with one bad value and valid values for all required parameters."""
     usual = {"scenario": SCENES, "name": "folder", "root": world.data, "runs": world.run}
     usual |= {"model": world.run, "images": world.root / "picture.png", "to": "imported"}
     usual |= {"file": world.root / "grid.yaml", "data": world.data, "export": world.data}
@@ -115,7 +115,7 @@ def _arguments(command: Any, wanted: str | None, value: str, world: World) -> li
 
 
 def try_file(kind: str, world: World, rng: random.Random) -> tuple[str, str]:
-    """Damage one of the files whose name fits, let a command read it, and make it whole again."""
+    """Damage a file with a matching name, run a command that reads it, and restore it."""
     readers = world.readers()
     name = rng.choice([one for one in readers if re.search(kind, one)])
     path, command = world.root / name, rng.choice(readers[name])
@@ -135,7 +135,7 @@ TOOLS = itertools.cycle(WRITERS)
 
 
 def try_export(world: World, rng: random.Random) -> tuple[str, str]:
-    """Import a damaged export: it is a folder that is read, or one sentence and nothing else."""
+    """Import a damaged export: the result is a valid folder, or one sentence and no file."""
     tool, work = next(TOOLS), Path(tempfile.mkdtemp(dir=world.root))
     export = work / "export"
     WRITERS[tool](export)
@@ -194,7 +194,7 @@ KINDS: dict[str, tuple[int, Callable[[World, random.Random], tuple[str, str]]]] 
 
 
 def test_whole_files_are_read(world):
-    """A command that fails on a whole file would answer a damaged one as it should, untried."""
+    """Otherwise the tests of damaged files would test nothing."""
     for made in ("new", "next", "out"):
         shutil.rmtree(world.root / made, ignore_errors=True)
     commands = {command for several in world.readers().values() for command in several}

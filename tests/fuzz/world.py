@@ -1,4 +1,4 @@
-"""One valid thing of each kind that nacre reads, and the commands that read it."""
+"""A valid file of each kind that nacre reads, and the commands that read it."""
 
 from pathlib import Path
 
@@ -20,11 +20,11 @@ STEP = {
     "images": {"crop_size": 16, "crop": "plain"},
     "train": {"iterations": 1, "batch_size": 4, "device": "cpu"},
 }
-"""The config of a step of `nacre learn` that takes no time."""
+"""The config of a very short step of `nacre learn`."""
 
 
 class World:
-    """A folder with a finished run, a learned step, data, and files of all other kinds."""
+    """A folder with a finished run, a learned step, data, and files of all kinds."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.run, self.learned = root, root / "run", root / "learned"
@@ -38,7 +38,7 @@ class World:
         nacre.learn(self.data, start=self.run, out=self.learned, config={"train": STEP["train"]})
 
     def readers(self) -> dict[str, Commands]:
-        """Return what reads each file; those of runs and data folders are found, not listed."""
+        """Return the commands for each file; those of folders are found, not listed."""
         root, out = self.root, ("--out", self.root / "out")
         found: dict[str, Commands] = {
             "config.yaml": [("plan", SCENES, "--config", root / "config.yaml", *SMALL)],

@@ -115,7 +115,7 @@ SIGNALS = (
     }
     | {
         f"torchrun {name}": Case(
-            (SIGTERM,), 2, target, code=None, says="saved. Go on with:  torchrun", restarts=0
+            (SIGTERM,), 2, target, code=None, says="saved. Resume with:  torchrun", restarts=0
         )
         for name, target in (("agent", "process"), ("group", "group"), ("tree", "tree"))
     }

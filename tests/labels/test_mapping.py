@@ -1,4 +1,4 @@
-"""Which channel a label becomes, and what a pixel of it may in truth be."""
+"""The channel of each label, and the channels that its pixels may be."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What ``classes.yaml`` may say, and what it may not."""
+"""Valid and invalid ``classes.yaml`` files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a process does that opening a file must not do, told by Python's audit hook."""
+"""An audit hook that reports actions that opening a file must not cause."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ CHANGES = {
     "os.symlink": [(1, 2)],
     "os.truncate": [(0, 2)],
 }
-"""Where the arguments have what is changed, and the open folder that it is relative to, if any."""
+"""Positions of the changed path and of its open folder, if any, in the arguments of each event."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 CURIOUS = {"antigravity", "this"}
-"""Modules of the standard library that do something when they are imported; nobody needs them."""
+"""Modules of the standard library with visible effects when imported."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Reports what happens from now on, to the end of the process: a hook cannot be taken off.
+    """Reports forbidden actions until the end of the process: a hook cannot be removed.
 
     Attributes:
-        report: Receives a line for each thing that must not happen.
+        report: Receives a line for each forbidden action.
         code: Folders whose files may be executed and imported: the installed packages, the project.
         writable: Folders that may be written to.
-        traps: Folders that nobody has a reason to read.
+        traps: Folders that must not be read.
         ports: Ports of this machine that may be connected to.
     """
 
@@ -87,7 +87,7 @@ class Watch:
             self.report(f"read: {path!r}")
 
     def _run(self, event: str, file: Any) -> None:
-        # Text without a file is what dataclasses and the like are made of.
+        # Dataclasses and others compile text without a file.
         if isinstance(file, str | bytes) and file and not os.fsdecode(file).startswith("<"):
             named = os.sep in os.fsdecode(file)  # a library by name alone is the system's
             if (named or event != "dlopen") and not _is_below(file, self.code):
@@ -110,7 +110,7 @@ class Watch:
 
 
 def _within(path: Any, folder: tuple[Any, ...]) -> Any:
-    """Return a path that is relative to an open folder as a whole one."""
+    """Return the absolute path of one that is relative to an open folder."""
     if isinstance(path, str | bytes) and folder and isinstance(folder[0], int) and folder[0] >= 0:
         return os.path.join(os.readlink(f"/proc/self/fd/{folder[0]}"), os.fsdecode(path))
     return path

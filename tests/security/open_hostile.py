@@ -1,4 +1,4 @@
-"""Opens hostile files, each in a process of its own that is watched; writes what each did as JSON.
+"""Opens hostile files, each in a watched process, and writes the results as JSON.
 
     python open_hostile.py WORLD JOBS RESULTS
 
@@ -27,7 +27,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 
 def prepare(world: Path) -> None:
-    """Import what opening a model imports, so that a job takes no longer than its own work."""
+    """Import the libraries that models need, so that jobs are short."""
     import torch
 
     torch.set_num_threads(1)
@@ -67,8 +67,8 @@ def command_line(command: str, model: str, out: Path) -> list[str]:
     return [str(one) for one in known[command]]
 
 
-def carry_out(job: dict[str, Any], world: Path, out: Path) -> int:
-    """Do what a job says; return the exit code."""
+def run_job(job: dict[str, Any], world: Path, out: Path) -> int:
+    """Run a job; return the exit code."""
     from nacre.errors import NacreError
 
     try:
@@ -125,11 +125,11 @@ MISDEEDS: dict[str, Callable[[Path], Any]] = {
     "read": lambda world: (world / "traps" / "bomb.pth").read_bytes(),
     "pickle": lambda world: pickle.loads((world / "traps" / "bomb.pth").read_bytes()),
 }
-"""What the watch must see, each done on purpose."""
+"""Actions that the watch must report."""
 
 
 def watched(job: dict[str, Any], world: Path, out: Path) -> None:
-    """Carry out a job in this process, which is a job's own; it does not return."""
+    """Run a job in this process, watched; never return."""
     from security.audit import Watch
     from security.world import World
 
@@ -150,14 +150,14 @@ def watched(job: dict[str, Any], world: Path, out: Path) -> None:
         traps=World(world).forbidden,
         ports=job["ports"],
     ).begin()
-    code = carry_out(job, world, out)
+    code = run_job(job, world, out)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def run(job: dict[str, Any], world: Path, out: Path) -> dict[str, Any]:
-    """Carry out a job in a process; return what it did."""
+    """Run a job in a process; return its result."""
     out.mkdir(parents=True)
     child = os.fork()
     if not child:

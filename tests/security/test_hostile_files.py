@@ -1,7 +1,7 @@
-"""Hostile model files of every kind, through every command that opens one, in watched processes.
+"""Hostile model files, opened by every command in watched processes.
 
-The plain tests open every header by `nacre.load` and one of each family by the commands; the slow
-one opens all by all.
+The slow tests open every header with `nacre.load` and some with all commands; the nightly test
+opens all headers with all commands.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 HERE = Path(__file__).parent
 COMMANDS = ("predict", "history", "export", "learn", "eval", "serve", "hub")
 MEMORY = 700 * 2**20
-"""Bytes that a refusal may take beside the libraries, which other threads may still be filling."""
+"""Bytes that a refusal may allocate in addition to the libraries."""
 
 Results = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Range:
-    """A world of traps, and a hub that has some more."""
+    """A world of traps, and a hub with more."""
 
     world: World
     site: Site
@@ -46,14 +46,14 @@ class Range:
         return headers(self.world, self.site.address)
 
     def job(self, name: str, command: str, base: str, changes: dict[str, Any]) -> dict[str, Any]:
-        """Return how a file is opened by a command; a file of the hub is put there."""
+        """Return the job of opening a hostile file with a command."""
         files = self.folder / "files"
         files.mkdir(exist_ok=True)
         path = self.world.hostile(base, changes, files / f"{name} {command}.safetensors")
         return {"name": f"{name}, {command}", "command": command, "model": str(path), "ports": []}
 
-    def carry_out(self, name: str, jobs: Iterable[dict[str, Any]]) -> Results:
-        """Carry out jobs, each in a process of its own; return what they did by name."""
+    def run(self, name: str, jobs: Iterable[dict[str, Any]]) -> Results:
+        """Run jobs, each in its own process; return their results by name."""
         folder = self.folder / name
         folder.mkdir()
         (folder / "jobs.json").write_text(json.dumps(list(jobs)))
@@ -100,7 +100,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Range]:
 
 
 def publish(site: Site, repository: str, file: str, content: bytes) -> None:
-    """Put a file on the hub, with what the hub says of it."""
+    """Publish a file on the hub."""
     path = f"/{repository}/resolve/main/{file}"
     site.files[path] = content
     digest = hashlib.sha256(content).hexdigest()
@@ -112,7 +112,7 @@ def port_of(site: Site) -> int:
 
 
 def problems(done: dict[str, Any], *, may_succeed: bool = False) -> list[str]:
-    """Return what is wrong with the end of a job: what it did, and how it said no."""
+    """Return the problems of a job: its actions and its error message."""
     said = done["said"].strip()
     found = list(done["reported"])
     if done["code"] != 2 and not (may_succeed and done["code"] == 0):
@@ -147,11 +147,11 @@ MISDEEDS = {
     "pickle": "pickle: ",
 }
 FAMILIES = ("python 0", "kind 0", "hf name 1", "hf options 1", "too large 12", "timm 0")
-"""Headers that are opened by all commands, not only in the slow test."""
+"""Headers that the slow tests open with all commands."""
 
 
 def of_commands(ground: Range, chosen: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the jobs that open headers by all commands."""
+    """Return the jobs that open headers with all commands."""
     found = []
     for header in chosen:
         base, changes = ground.headers[header]
@@ -165,7 +165,7 @@ def of_commands(ground: Range, chosen: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def of_configs(ground: Range) -> list[dict[str, Any]]:
-    """Return jobs that build what a user's own config says."""
+    """Return jobs that build networks from a user's own config."""
     trap = str(ground.world.traps / "folder")
     configs: list[dict[str, Any]] = [
         {**TRANSFORMERS, "name": "far/repo"},
@@ -185,7 +185,7 @@ def of_configs(ground: Range) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def results(ground: Range) -> Results:
-    """What all jobs of the plain tests did; one process imports the libraries for them."""
+    """The results of all jobs of the slow tests."""
     jobs = [ground.job(name, "load", *what) for name, what in ground.headers.items()]
     jobs += of_commands(ground, FAMILIES) + of_configs(ground)
     for base in ("ours", "segformer"):
@@ -193,7 +193,7 @@ def results(ground: Range) -> Results:
             ground.job(f"sound {base}", one, base, {}) for one in ("load", "predict", "history")
         ]
     jobs += [{"name": name, "command": name, "ports": []} for name in MISDEEDS]  # they leave marks
-    return ground.carry_out("plain", jobs)
+    return ground.run("plain", jobs)
 
 
 def ending(results: Results, *ends: str) -> Results:
@@ -206,7 +206,7 @@ def ending(results: Results, *ends: str) -> Results:
 
 @pytest.mark.parametrize("name", MISDEEDS)
 def test_every_misdeed_is_reported(name: str, results: Results) -> None:
-    """The watch can see: each thing that must not happen, done on purpose."""
+    """Each forbidden action, done on purpose."""
     reported = results[name]["reported"]
     assert any(line.startswith(MISDEEDS[name]) for line in reported), results[name]
 
@@ -256,6 +256,6 @@ def test_a_users_own_config_runs_no_code_either(results: Results) -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(14_400)
 def test_every_header_by_every_command(ground: Range) -> None:
-    """Open all by all; a command that only reads the header may print what it says."""
-    done = ground.carry_out("all", of_commands(ground, ground.headers))
+    """Only `history`, which reads no more than the header, may succeed."""
+    done = ground.run("all", of_commands(ground, ground.headers))
     assert_harmless(done, may_succeed=ending(done, "history"))

@@ -31,7 +31,7 @@ AUTO_MAP = {"AutoConfig": "configuration_evil.EvilConfig"}
 
 
 class Bomb:
-    """Runs code where it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -42,12 +42,12 @@ class Bomb:
 
 @dataclass(frozen=True)
 class World:
-    """Where things are.
+    """The folders of the tests.
 
     Attributes:
-        root: All of it.
-        here: The folder that commands are called in, with traps beside the data.
-        traps: Files that nobody may read, execute or unpickle.
+        root: The folder that contains them.
+        here: The working folder of the commands, with traps beside the data.
+        traps: Files that must not be read, executed or unpickled.
     """
 
     root: Path
@@ -66,12 +66,12 @@ class World:
 
     @property
     def forbidden(self) -> list[Path]:
-        """The traps; pictures, data and models in the working folder are no traps."""
+        """The traps; images, data and models in the working folder are not traps."""
         names = ("evil_factory.py", "evil_package", "segformer", "resnet18", "Unet")
         return [self.traps, *(self.here / name for name in names)]
 
     def make(self) -> World:
-        """Lay the traps, and write two sound model files, a image and a data folder."""
+        """Create the traps, two valid model files, an image and a data folder."""
         for folder in (self.here, self.traps, self.cache, self.root / "home"):
             folder.mkdir(parents=True)
         mark = f"open({str(self.root / 'mark')!r}, 'w').write('ran')\n"
@@ -94,7 +94,7 @@ class World:
         shutil.copy(self.here / "data" / "images" / "p0.png", self.here / "image.png")
 
     def hostile(self, base: str, changes: dict[str, Any], out: Path) -> Path:
-        """Write a sound model file with another header."""
+        """Write a valid model file with a changed header."""
         content = (self.root / f"{base}.safetensors").read_bytes()
         out.write_bytes(change_header(content, lambda header: header | changes))
         return out
@@ -118,11 +118,11 @@ def save(path: Path, model: dict[str, Any]) -> None:
 
 
 def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Return the hostile headers by name: which sound file they stand in, and what is changed.
+    """Return the hostile headers by name: the valid file, and the changes to its header.
 
     Args:
-        world: Where the traps are.
-        address: Of a hub that listens.
+        world: The traps.
+        address: Address of a hub.
     """
     bomb, folder = str(world.traps / "bomb.pth"), str(world.traps / "folder")
     found: dict[str, tuple[str, dict[str, Any]]] = {}
@@ -132,7 +132,7 @@ def headers(world: World, address: str) -> dict[str, tuple[str, dict[str, Any]]]
             found[f"{family} {i}"] = (base, {"model": model})
 
     def of_hf(options: dict[str, Any], **more: Any) -> dict[str, Any]:
-        """Return the header of the sound file, with more options: its tensors fit."""
+        """Return the header of the valid file with more options."""
         return {**SEGFORMER, "options": SEGFORMER["options"] | options, **more}
 
     hf = {**TRANSFORMERS, "weights": "none"}

@@ -43,7 +43,6 @@ _WORKER_DIED = (
     "a data-loading worker died; if memory ran out, lower train.num_workers (with 0 the main "
     "process reads the images itself)"
 )
-_SIGNS_OF_DEATH = (RuntimeError, ConnectionError, EOFError)
 _DEATH_MESSAGES = ("DataLoader worker", "Pin memory thread")
 
 
@@ -342,11 +341,14 @@ def _load(
         generator=torch.Generator(),
         worker_init_fn=partial(_begin_worker, os.getpid()),
     )
+    batches = _begin(loader)
     try:
-        batches = _begin(loader)
         yield from batches
-    except (NacreError, *_SIGNS_OF_DEATH) as error:
-        if isinstance(error, RuntimeError) and not str(error).startswith(_DEATH_MESSAGES):
+    except (NacreError, RuntimeError, ConnectionError, EOFError) as error:
+        is_death = num_workers > 0 and not str(error).startswith("Caught ")  # in a worker
+        if isinstance(error, RuntimeError):
+            is_death = str(error).startswith(_DEATH_MESSAGES)
+        if not is_death and not isinstance(error, NacreError):
             raise
         # The error's frames keep the loader alive, and its workers would outlive the program.
         del batches
