@@ -85,8 +85,9 @@ def test_what_is_frozen_has_no_backward_pass_and_the_teacher_takes_it_over(norm,
     with torch.no_grad():
         own = teacher(images, with_stages=True)
     torch.testing.assert_close(shared.logits, own.logits, rtol=1e-5, atol=1e-5)
+    # On a CPU the two passes have other memory layouts, so their last digits differ.
     for one, other in zip(shared.stages, own.stages, strict=True):
-        assert torch.equal(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_the_square_root_rule_is_that_of_the_channels():
