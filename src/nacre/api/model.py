@@ -60,12 +60,19 @@ class Model:
     Attributes:
         network: The network, in eval mode.
         info: The header of its file.
-        path: Its file, if it was loaded from one.
+        path: Its file; None if it was not loaded from one.
     """
 
     network: Network
     info: ModelInfo
     path: Path | None = None
+
+    @property
+    def file(self) -> Path:
+        """The file of the model; an error if it was not loaded from one."""
+        if self.path is None:
+            raise NacreError("this model was not loaded from a file; open one with nacre.load(…)")
+        return self.path
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -95,15 +102,11 @@ class Model:
             class_name: Or the class to forget, as if its pixels had been ignored.
             out: Folder for the new model.
         """
-        if self.path is None:
-            raise NacreError(
-                "this model was not loaded from a file; call forget of nacre.load(path)"
-            )
         if step is None and folder is None and class_name is None:
             raise NacreError("nothing to forget: give a step, a data folder or a class")
         if class_name is not None and (step is not None or folder is not None):
             raise NacreError("a class is forgotten in all steps: give it without step or folder")
-        opened = open_ledger(self.path, self.network.given)
+        opened = open_ledger(self.file, self.network.given)
         if class_name is not None:
             edited = forget_class(opened, class_name)
         elif folder is not None:
@@ -124,9 +127,7 @@ class Model:
             private: Make a new repository private.
             license: License of the weights, such as ``cc-by-4.0``.
         """
-        if self.path is None:
-            raise NacreError("this model was not loaded from a file; push nacre.load(path)")
-        return push(self.path, self.info, repository, private=private, license=license)
+        return push(self.file, self.info, repository, private=private, license=license)
 
     def to(self, device: str | torch.device) -> "Model":
         """Move the network to a device (``auto``, ``cpu``, ``cuda``, ``mps``); return the model."""
@@ -430,9 +431,7 @@ def start_path(start: "str | Path | Model | None") -> Path | None:
         return None if start is None else Path(start)
     if not isinstance(start, Model):
         raise NacreError(f"start: {type(start).__name__} is neither a model nor the path of one")
-    if start.path is None:
-        raise NacreError("start: this model was not loaded from a file; give nacre.load(…)")
-    return start.path
+    return start.file
 
 
 def _paths(paths: Paths) -> list[Path]:

@@ -164,13 +164,12 @@ def history(model: app.ModelPath, json: app.Json = False) -> None:
 
 def _show_edited(model: "Model", note: str) -> None:
     """Print a model's history, and a note if it has a trained decoder as well as a ledger."""
-    assert model.path is not None
     console = app.make_console()
-    console.print(history_table(model.path.parent, model.info, None))
+    console.print(history_table(model.file.parent, model.info, None))
     ledger = getattr(model.network, "ledger", None)
     if ledger is not None and bool(ledger.learned.any()):
         console.print(note, markup=False)
-    console.print(f"model: {model.path}", soft_wrap=True, markup=False)
+    console.print(f"model: {model.file}", soft_wrap=True, markup=False)
 
 
 def step_lines(data: "LearnData", how: Sequence[str]) -> RenderableType:
