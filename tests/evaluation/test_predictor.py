@@ -1,7 +1,6 @@
 """One way from an image of any size to its class map: scaled, padded, through windows, cut back."""
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
@@ -120,16 +119,17 @@ def test_windows_look_at_the_scale_that_the_model_learned_at(network) -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("options", [{}, {"window": 24}, {"mirror": True, "edges": True}])
-def test_blocks_are_the_class_map_of_the_whole(network, mode, size, options) -> None:
+def test_blocks_are_the_class_map_of_the_whole(network, mode, size, options, monkeypatch) -> None:
     predictor = Predictor(network, mode, 32, **options)
     pixels, found = image(size), torch.full(size, 255, dtype=torch.uint8)
     for strip in (16, 200):
-        for block in predictor.blocks(lambda r, c: pixels[0][:, r, c], size, strip):
+        monkeypatch.setattr("nacre.evaluation.predictor.strip_width", lambda *_, w=strip: w)
+        for block in predictor.blocks(lambda r, c: pixels[0][:, r, c], size):
             found[block.rows, block.columns] = block.classes
         assert (found == predictor.classes(pixels)[0]).float().mean() > 0.999
 
 
-def parts_read(predictor: Predictor, *how: Any) -> list[tuple[slice, slice]]:
+def parts_read(predictor: Predictor, size: tuple[int, int]) -> list[tuple[slice, slice]]:
     """Return the rows and columns of an image that blocks of it ask for."""
     read = []
 
@@ -137,13 +137,13 @@ def parts_read(predictor: Predictor, *how: Any) -> list[tuple[slice, slice]]:
         read.append((rows, columns))
         return torch.zeros(3, rows.stop - rows.start, columns.stop - columns.start).byte()
 
-    for _ in predictor.blocks(part, *how):
+    for _ in predictor.blocks(part, size):
         pass
     return read
 
 
 def test_blocks_read_no_more_than_a_window_at_once(network) -> None:
-    read = parts_read(Predictor(network, "sliding", 32), (130, 101), 101)
+    read = parts_read(Predictor(network, "sliding", 32), (130, 101))
     assert all(rows.stop - rows.start <= 32 for rows, _ in read)
     places = [(rows.start, columns.start) for rows, columns in read]
     assert len(places) == len(set(places))

@@ -164,16 +164,11 @@ class Predictor:
         return predict_classes(maps, _size(images), _guide(maps, images))
 
     @torch.no_grad()
-    def blocks(self, read: Read, size: Size, strip: int | None = None) -> Iterator[Block]:
-        """Yield the class map of a large image in parts.
-
-        Args:
-            read: Reads a part of the image.
-            size: Height and width of the image.
-            strip: Columns of a strip of windows; by default as many as the memory allows.
-        """
+    def blocks(self, read: Read, size: Size) -> Iterator[Block]:
+        """Yield the class map of an image of a size in parts; `read` reads a part of the image."""
         scaled = input_size(size, self.mode, self.crop)
         if scaled == size and self._side is not None and max(size) > self._side:
+            strip = strip_width(self._side, self.network.num_classes)
             for rows, columns, sums in self._window_sums(read, size, self._side, strip):
                 yield Block(rows, columns, sums.argmax(0).to(class_type(len(sums))).cpu())
             return
@@ -243,10 +238,9 @@ class Predictor:
         return total
 
     def _window_sums(
-        self, read: Read, size: Size, side: int, strip: int | None
+        self, read: Read, size: Size, side: int, strip: int
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """Yield rows and columns for which all windows are added, and the sums."""
-        strip = strip or strip_width(side, self.network.num_classes)
         for left in range(0, size[1], strip):
             columns = slice(left, min(left + strip, size[1]))
             for rows, sums in self._go_down(read, size, side, columns):
