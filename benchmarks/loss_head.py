@@ -197,6 +197,7 @@ def measure_case(case: Case, rounds: int) -> list[Row]:
 
 def measure_share(case: Case, model: DeepLabConfig, is_frozen: bool, rounds: int) -> Row:
     """Return the time of a case's losses as a share of that of an update."""
+    keep_freed_memory()  # as in the commands that train
     name = f"{case.method} with a frozen backbone" if is_frozen else case.method
     trainer = trainer_of(name, model, case.size, case.batch, [case.old], case.classes - case.old)
     assert trainer.network.stride == case.stride, trainer.network.stride
@@ -223,7 +224,6 @@ def measure_share(case: Case, model: DeepLabConfig, is_frozen: bool, rounds: int
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
     """Return time and peak memory of each case as ratios, and its share of an update."""
-    keep_freed_memory()  # as in the commands that train
     rows = [row for case in (TINY if tiny else CASES) for row in measure_case(case, rounds)]
     updates = [(replace(TINY[0], stride=8), DeepLabConfig(backbone="tiny"), True)]
     return rows + [measure_share(*one, rounds) for one in (updates if tiny else UPDATES)]
