@@ -30,9 +30,6 @@ from nacre.utils.system import find_entry, registered
 
 GROUP = "nacre.importers"
 
-_MAX_DOCUMENTS = 50
-"""A folder with more JSON files has one per image."""
-
 _SIGNS = (
     *(("*",), ("annotations", "*"), ("images", "*"), ("categories",), ("shapes",)),
     *(("classes", "*"), ("items", "*"), ("_via_settings",), ("_via_img_metadata",)),
@@ -100,24 +97,19 @@ def _others() -> Iterator[Format]:
 def _documents(export: Export, kind: str) -> list[File]:
     """Return the JSON and XML files of a kind; the first call looks at all of them.
 
-    In a folder with many JSON files, only the first few are opened, and none of them is a whole
-    export. If one is the annotation of an image, so are the unopened and the damaged ones.
+    Damaged or empty files beside annotations of single images are such annotations, too.
     """
     if not export.kinds:
         export.kinds = defaultdict(list)
         by_folder: dict[tuple[str, str], list[File]] = defaultdict(list)
         for file in export.with_suffix(".json", ".xml"):
             by_folder[file.folder, file.suffix].append(file)
-        for (_, suffix), files in by_folder.items():
-            is_per_image = suffix == ".json" and len(files) > _MAX_DOCUMENTS
-            opened = files[: _MAX_DOCUMENTS if is_per_image else None]
-            kinds = {file: _look(export, file) for file in opened}
-            default = next((kind for kind in kinds.values() if kind.startswith("labelme")), "")
-            for file in files:
-                own = kinds.get(file, default)
-                own = default if default and own in ("damaged", "image") else own
-                if own.startswith("labelme") or not is_per_image:
-                    export.kinds[own].append(file)
+        for files in by_folder.values():
+            kinds = [_look(export, file) for file in files]
+            per_image = next((name for name in kinds if name.startswith("labelme")), "")
+            for file, own in zip(files, kinds, strict=True):
+                is_vague = own in ("damaged", "image")
+                export.kinds[per_image if per_image and is_vague else own].append(file)
     return export.kinds[kind]
 
 
