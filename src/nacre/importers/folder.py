@@ -61,11 +61,7 @@ class Labels:
 def make_labels(
     reading: Reading, classes: Sequence[str], ignore: Sequence[str], rename: Mapping[str, str]
 ) -> Labels:
-    """Assign a label to each class, or to each class that the user chose.
-
-    Raises:
-        NacreError: Two names are almost the same, or a name from the user does not exist.
-    """
+    """Assign a label to each class, or to each class that the user chose."""
     final = _final_names(reading, rename)
     names = list(dict.fromkeys(final[spelled] for spelled in reading.classes))
     if reading.is_sorted:
@@ -102,11 +98,7 @@ def make_labels(
 
 
 def _final_names(reading: Reading, rename: Mapping[str, str]) -> dict[str, str]:
-    """Return the clean name after renaming by the export's spelling, background first.
-
-    Raises:
-        NacreError: Two names differ only in case or spaces.
-    """
+    """Return the clean name after renaming by the export's spelling, background first."""
     by_name = {clean_name(old): clean_name(new) for old, new in rename.items()} | dict(rename)
     known = {BACKGROUND, *reading.classes, *map(clean_name, reading.classes)}
     for old in rename:

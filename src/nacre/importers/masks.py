@@ -95,11 +95,7 @@ class MaskFile:
 
 
 def read_values(file: File, coding: Coding) -> Values:
-    """Return the stored value of every pixel of a mask.
-
-    Raises:
-        Unusable: The file cannot be read as a mask of this coding.
-    """
+    """Return the stored value of every pixel of a mask."""
     try:
         with open_image(file.read(), _FORMATS) as image:
             if coding == "colors":

@@ -186,11 +186,7 @@ def _copy_image(image: Image, stem: Path) -> Path:
 
 
 def look_at(path: Path) -> tuple[Size, int]:
-    """Decode an image as nacre does; return its upright size and its EXIF orientation.
-
-    Raises:
-        Unusable: The image is damaged or too large.
-    """
+    """Decode an image as nacre does; return its upright size and its EXIF orientation."""
     try:
         upright, _ = examine_image(path, decode=True)
         with open_image(path.read_bytes(), FORMATS) as image:
@@ -203,11 +199,7 @@ def look_at(path: Path) -> tuple[Size, int]:
 
 
 def _choose_frame(upright: Size, turn: int, annotated: Size | None, is_relative: bool) -> Frame:
-    """Return the frame that was annotated, as far as its size shows it.
-
-    Raises:
-        Unusable: The annotation fits neither frame.
-    """
+    """Return the frame that was annotated, as far as its size shows it."""
 
     def fits(size: Size) -> bool:
         if annotated is None or size == annotated:

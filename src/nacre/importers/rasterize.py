@@ -57,11 +57,7 @@ def empty_patch() -> Patch:
 
 
 def fill_ring(ring: Points, width: int, height: int) -> Patch:
-    """Fill a closed ring of corners (x, y) by the even-odd rule.
-
-    Raises:
-        ValueError: The outline is too large to be real.
-    """
+    """Fill a closed ring of corners (x, y) by the even-odd rule."""
     if len(ring) < 3:
         return empty_patch()
     left, right = _span(ring[:, 0], width)

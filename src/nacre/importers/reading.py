@@ -127,11 +127,7 @@ class Reading:
     notes: list[str] = field(default_factory=list)
 
     def class_of(self, name: Any, color: Color | None = None) -> str:
-        """Return the class with a name in the export; add it if it is new.
-
-        Raises:
-            Unusable: This is not a name.
-        """
+        """Return the class with a name in the export; add it if it is new."""
         is_name = isinstance(name, (str, int, float)) and not isinstance(name, bool)
         spelled = str(name) if is_name else ""
         if spelled not in self.classes:
@@ -147,11 +143,7 @@ class Reading:
         return spelled
 
     def list_class(self, name: Any, file: File, color: Color | None = None, place: str = "") -> str:
-        """Return the class with a name in a list of classes.
-
-        Raises:
-            NacreError: This is not a name.
-        """
+        """Return the class with a name in a list of classes."""
         try:
             return self.class_of(name, color)
         except Unusable as problem:

@@ -206,21 +206,14 @@ class ImportReport:
             "splits": self.splits,
             "classes": [
                 {"label": label, "name": name, "images": self.images[label]}
-                | {"share": round(self.fraction(label), 6)}
                 for label, name in enumerate(self.labels.names, start=1)
             ],
-            "background": round(self.fraction(0), 6),
-            "ignored": round(self.fraction(self.labels.ignored), 6),
-            "shapes": self.num_shapes,
-            "skipped_shapes": self.skipped_shapes,
-            "empty": [brief(name) for name in self.empty],
             "left_out": [
                 {"image": brief(name), "reason": problem.reason, "detail": problem.detail}
                 for name, problem in self.left_out
             ],
-            "rotated": [brief(name) for name in self.rotated],
             "orientation_unknown": [brief(name) for name in self.doubtful],
-            "notes": self.reading.notes,
+            "notes": self.sentences(),
         }
 
 

@@ -175,11 +175,7 @@ def _draw(reading: Reading, image: Image, item: Item, categories: Categories) ->
 
 
 def _area(segmentation: Any, image: Image) -> Area | None:
-    """Return the area of a segmentation, or None.
-
-    Raises:
-        ValueError: The segmentation is damaged.
-    """
+    """Return the area of a segmentation, or None."""
     if segmentation in (None, [], {}, ""):
         return None
     if isinstance(segmentation, dict):

@@ -345,7 +345,7 @@ def _value_lines(reading: Reading, file: File, masks: list[File]) -> Meaning:
     try:
         rows = csv.reader(load_text(file).splitlines(), skipinitialspace=True)
         for number, row in enumerate([row for row in rows if row][1:], start=2):
-            if not re.fullmatch(r"\s*\d{1,9}\s*", row[0]):
+            if not re.fullmatch(r"\s*\d{1,20}\s*", row[0]):
                 where = f"{brief(file.path)}, line {number}"
                 raise NacreError(f"{where}: {brief(row)} is not a value and a class")
             names[int(row[0])] = ",".join(row[1:]).strip()
