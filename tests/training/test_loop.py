@@ -69,7 +69,7 @@ def add(window, *values):
 
 
 def test_the_error_of_a_loss_that_is_not_finite_names_its_iteration(trainer):
-    window = LossWindow(trainer, 4)
+    window = LossWindow(trainer)
     add(window, 1.0, 2.0, NAN, 1.0, NAN)
     message = (
         r"not a finite number in step 1, iteration 2: ce = nan, kd = 2.0; a smaller method.weight"
@@ -80,14 +80,14 @@ def test_the_error_of_a_loss_that_is_not_finite_names_its_iteration(trainer):
 
 def test_all_processes_end_and_one_reports_the_error(trainer):
     trainer.dist = Distributed(1, 1, torch.device("cpu"))
-    window = LossWindow(trainer, 4)
+    window = LossWindow(trainer)
     add(window, float("inf"))
     with pytest.raises(ReportedElsewhere):
         window.read()
 
 
 def test_a_window_returns_means_and_starts_again(trainer):
-    window = LossWindow(trainer, 4)
+    window = LossWindow(trainer)
     add(window, 1.0, 3.0)
     window.read()
     add(window, 5.0)
@@ -100,7 +100,7 @@ def test_a_window_returns_means_and_starts_again(trainer):
 
 def test_a_long_window_is_read_before_it_fills_the_memory(trainer, monkeypatch):
     monkeypatch.setattr(loop, "MAX_PENDING_LOSSES", 3)
-    window = LossWindow(trainer, 4)
+    window = LossWindow(trainer)
     add(window, 1.0, 1.0)
     with pytest.raises(NotFinite, match="iteration 2"):
         add(window, NAN)

@@ -107,13 +107,13 @@ def learn_by_gradient(method: Method, step: Step, checkpoint: Checkpoint | None 
     if method.is_usable and trainer.iteration == 0 and not trainer.is_done:
         step.state = method.state()
         step.on_usable()
-    window = LossWindow(trainer, step.sampler.batch_size)
+    window = LossWindow(trainer)
     for batch, views in window.timed(trainer.batches()):
         window.add(update(trainer, batch, views))
         step.observe(Iterated(step.number, trainer.iteration))
         if window.is_due:
             step.observe(window.close())
-        # Any process may receive a signal, and only the main process's clock counts: all agree here
+        # Any process may be told to stop; the main process says when to save. All agree here.
         save_now = checkpoint is not None and checkpoint.is_due
         stop, is_due = step.dist.any(step.should_stop(), save_now)
         if (stop or is_due) and not trainer.is_done:
@@ -320,8 +320,8 @@ class LossWindow:
     late; the error names its own iteration.
     """
 
-    def __init__(self, trainer: Trainer, batch_size: int) -> None:
-        self.trainer, self.batch_size = trainer, batch_size
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
         self._pending: list[tuple[int, dict[str, Tensor]]] = []
         self._reset()
 
@@ -375,12 +375,13 @@ class LossWindow:
         self.read()
         trainer, count = self.trainer, self.count
         seconds = max(time.monotonic() - self.began, 1e-9)
+        images = count * trainer.step.sampler.batch_size
         event = Trained(
             step=trainer.step.number,
             iteration=trainer.iteration,
             lr=trainer.optimizer.param_groups[0]["lr"],
             losses={name: round(total / count, 6) for name, total in self.sums.items()},
-            images_per_second=round(count * self.batch_size / seconds, 2),
+            images_per_second=round(images / seconds, 2),
             update_seconds=round(seconds / count, 4),
             data_seconds=round(self.data_seconds / count, 4),
         )
