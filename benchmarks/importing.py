@@ -3,10 +3,10 @@
     python benchmarks/importing.py            # exports of 100 MB
     python benchmarks/importing.py --tiny     # for correctness only
 
-A COCO file and a CVAT file of outlines are generated. Fresh processes read each: nacre, which
-keeps the shapes in memory and nothing else, and what is usually written
-(``json.load``, ``ElementTree.parse``). Peaks are those of the process above what it held before.
-Then images with masks are painted by one core and by all of them, on the clock.
+The benchmark generates a COCO file and a CVAT file of outlines. New processes read each file with
+nacre, which keeps only the shapes in memory, and with the usual calls (``json.load``,
+``ElementTree.parse``). A peak is the memory above that of the process before. The benchmark also
+measures the wall time of importing images on one core and on all cores.
 """
 
 import json
@@ -25,7 +25,7 @@ from nacre.importers import ImportOptions, Reading, import_export
 from nacre.importers.files import Export
 from nacre.importers.formats import recognize
 
-SHAPES_PER_PICTURE = 14
+SHAPES_PER_IMAGE = 14
 CORNERS = 90
 SIZE = (1280, 960)
 
@@ -35,7 +35,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
     megabytes = 1 if tiny else 100
     before = os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory() as work:
-        # What fresh processes write goes there as well, and with it in the end.
+        # New processes write their files there, too.
         os.environ["TMPDIR"] = work
         try:
             rows = [
@@ -49,21 +49,21 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
 
 
 def make_coco(megabytes: float = 0.1) -> tuple[Path]:
-    """Write a COCO file of about a size into a folder of its own, and return the folder."""
+    """Write a COCO file of about this size into a new folder, and return the folder."""
     folder = Path(tempfile.mkdtemp())
     _write_coco(folder, int(megabytes * 2**20))
     return (folder,)
 
 
 def make_cvat(megabytes: float = 0.1) -> tuple[Path]:
-    """Write a CVAT file of about a size into a folder of its own, and return the folder."""
+    """Write a CVAT file of about this size into a new folder, and return the folder."""
     folder = Path(tempfile.mkdtemp())
     _write_cvat(folder, int(megabytes * 2**20))
     return (folder,)
 
 
 def read_by_nacre(folder: Path) -> int:
-    """Read an export as `nacre import` does, up to painting."""
+    """Read an export like `nacre import`, without painting."""
     reading = Reading(Export(folder))
     recognize(reading)
     return sum(len(image.shapes) for image in reading.images)
@@ -76,7 +76,7 @@ def load_json(folder: Path) -> int:
 
 
 def load_xml(folder: Path) -> int:
-    """Load a CVAT file in one piece, with the numbers of its outlines."""
+    """Load a CVAT file in one piece, and parse the numbers of its outlines."""
     root = ElementTree.parse(folder / "annotations.xml").getroot()
     outlines = [
         [float(number) for number in one.attrib["points"].replace(";", ",").split(",")]
@@ -111,7 +111,7 @@ def _reading(
 def _measure_kind(
     make: Callable[..., tuple[Path]], plain: Callable[[Path], int], megabytes: float, rounds: int
 ) -> tuple[list[int], dict[str, float]]:
-    """Return the peaks of nacre on a tenth and on all, of the plain way on all, and the times."""
+    """Return the peaks of nacre on a tenth and on all, the usual call's on all, and the times."""
     for function in (read_by_nacre, plain):
         function(*make())
     (large,), (small,) = make(megabytes), make(megabytes / 10)
@@ -123,10 +123,10 @@ def _measure_kind(
 
 
 def _painting(work: Path, count: int, rounds: int) -> Row:
-    """Compare importing images by one core and by all."""
+    """Compare importing images on one core and on all cores."""
     export = work / "export"
     export.mkdir()
-    _write_coco(export, count * SHAPES_PER_PICTURE * CORNERS * 17)
+    _write_coco(export, count * SHAPES_PER_IMAGE * CORNERS * 17)
     images = json.loads((export / "instances.json").read_text())["images"]
     for image in images:
         Image.new("RGB", SIZE, (120, 160, 90)).save(export / image["file_name"])
@@ -160,7 +160,7 @@ def _outlines() -> list[list[tuple[float, float]]]:
 def _write_coco(folder: Path, size: int) -> None:
     texts = [json.dumps([[value for point in one for value in point]]) for one in _outlines()]
     count = max(1, size // (len(texts[0]) + 120))
-    images = -(-count // SHAPES_PER_PICTURE)
+    images = -(-count // SHAPES_PER_IMAGE)
     with (folder / "instances.json").open("w") as file:
         file.write('{"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], ')
         file.write('"images": [')
@@ -182,11 +182,11 @@ def _write_cvat(folder: Path, size: int) -> None:
     count = max(1, size // (len(texts[0]) + 90))
     with (folder / "annotations.xml").open("w") as file:
         file.write("<annotations><version>1.1</version><meta/>")
-        for start in range(0, count, SHAPES_PER_PICTURE):
+        for start in range(0, count, SHAPES_PER_IMAGE):
             file.write(
                 f'<image id="{start}" name="{start:06}.jpg" width="{SIZE[0]}" height="{SIZE[1]}">\n'
             )
-            for i in range(start, min(count, start + SHAPES_PER_PICTURE)):
+            for i in range(start, min(count, start + SHAPES_PER_IMAGE)):
                 points = texts[i % len(texts)]
                 file.write(
                     f'<polygon label="cat" source="manual" occluded="0" points="{points}" '

@@ -1,8 +1,8 @@
-"""Writes one small world in the form of every annotation tool, as faithfully as is known of them.
+"""Writers of three small images in the export format of every annotation tool.
 
-Three images: ``a`` and ``b`` hold a large cat and, over it, a small dog; ``empty`` holds
-nothing. ``a`` is for training, ``b`` for validation where a tool keeps splits. All corners are
-whole pixels, so that every tool must come to the same masks.
+``a`` and ``b`` show a large cat and a small dog on top of it; ``empty`` shows nothing. ``a`` is for
+training and ``b`` for validation if a tool stores splits. All corners are whole pixels, so the
+masks of all tools must be equal.
 """
 
 import base64
@@ -64,7 +64,7 @@ def corners(box: tuple[int, int, int, int]) -> list[list[float]]:
 
 
 def outline(box: tuple[int, int, int, int]) -> list[list[float]]:
-    """Return the corners with one more on an edge: an outline that nobody takes for a frame."""
+    """Return the corners and a point on an edge: an outline that is not taken for a frame."""
     return [*corners(box), [float(box[0]), (box[1] + box[3]) / 2]]
 
 
@@ -199,7 +199,7 @@ def coco_compressed(root: Path) -> None:
 
 
 def coco_roboflow(root: Path) -> None:
-    """Roboflow's COCO: a file a split beside the images, and a category that is none."""
+    """Roboflow's COCO: a file per split beside the images, and a category for a group."""
     for split, folder in (("train", "train"), ("val", "valid")):
         names = [name for name in SIZES if SPLITS[name] == split]
         content = coco_content(names)
@@ -442,14 +442,14 @@ TOOLS: dict[str, tuple[str, Callable[[Path], None], bool]] = {
     "label_studio": ("label-studio", label_studio, False),
     "supervisely": ("supervisely", supervisely, True),
 }
-"""Format, writer, and whether the export keeps splits, by the tool."""
+"""Format, writer, and whether the export stores splits, by tool."""
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     **{tool: write for tool, (_, write, _) in TOOLS.items()},
     "cityscapes": cityscapes,
 }
-"""The writers of all tools, those with classes of their own too."""
+"""The writers of all tools, and of formats with fixed classes."""
 
 
 def zip_folder(folder: Path, archive: Path, top: str = "") -> Path:

@@ -1,4 +1,4 @@
-"""What the tests of single formats share: importing a folder and looking at what came of it."""
+"""Helpers of the tests of single formats: import a folder and look at the result."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from nacre.importers import ImportOptions, ImportReport, import_export
 class Imported:
     """A folder that was imported.
 
-    Most outlines of these exports are boxes, so that the question is answered beforehand.
+    Most outlines of these exports are boxes, so they are accepted as areas by default.
     """
 
     def __init__(self, export: Path, target: Path, **given: Any) -> None:
@@ -31,7 +31,7 @@ class Imported:
 
     @property
     def text(self) -> str:
-        """All that people are told."""
+        """The sentences of the report."""
         return "\n".join(self.report.sentences())
 
     def mask(self, name: str) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Which file a name in an annotation means, which split a path tells, and what files are called."""
+"""The file that an annotation names, the split in a path, and the names of written files."""
 
 import io
 

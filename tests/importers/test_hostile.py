@@ -1,4 +1,4 @@
-"""Exports that mean harm: one sentence, nothing written, and never anything outside the target."""
+"""Malicious exports: one sentence, nothing written, and never anything outside the target."""
 
 import gc
 import io
@@ -61,7 +61,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def refused(export: Path, tmp_path: Path, message: str) -> None:
-    """See that an export is refused in one sentence and leaves everything as it was."""
+    """Check that an export is refused in one sentence and nothing changes."""
     before = snapshot(tmp_path)
     with pytest.raises(NacreError, match=message) as caught:
         import_export(export, tmp_path / "target" / "deeper" / "data")

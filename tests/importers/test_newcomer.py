@@ -1,4 +1,4 @@
-"""Exports as people have them: several in one folder, classes of one's own, odd names and texts."""
+"""Exports as people have them: several in one folder, odd names and encodings, other formats."""
 
 from pathlib import Path
 from typing import Any

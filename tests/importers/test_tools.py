@@ -1,4 +1,4 @@
-"""What is particular to each tool's export."""
+"""The details of each tool's export."""
 
 import base64
 import zlib

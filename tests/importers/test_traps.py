@@ -1,4 +1,4 @@
-"""What goes wrong between annotation tools and training, each as a test."""
+"""Known traps between annotation tools and training."""
 
 from pathlib import Path
 from typing import Any
