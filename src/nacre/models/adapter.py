@@ -3,7 +3,7 @@
     Output = adapter(images in 0..255)
 
 The adapter normalizes pixels, finds the scores, moves the background's channel to the front and
-collects feature maps; the network inside stays what it is. A network without a background gets a
+collects feature maps; the network inside does not change. A network without a background gets a
 constant first channel with the probability 0. Background then means "no class of the network": it
 is never predicted, and an unlabeled pixel may be of any old class.
 

@@ -123,7 +123,7 @@ class DeepLab(Network):
         return modules[:count]
 
     def decode_again(self, output: Output, shared: Shared = "backbone") -> Output | None:
-        """Return this network's output from that of one that shares modules; None if none."""
+        """Return this network's output from that of one that shares modules, if any."""
         features, stages = output.features.detach(), tuple(x.detach() for x in output.stages)
         if shared == "nothing":
             return None

@@ -2,7 +2,7 @@
 
     Output = network(images in 0..255)
 
-`nacre.models.deeplab` is nacre's own network, `nacre.models.adapter` wraps those of others.
+`nacre.models.deeplab` is nacre's own network, `nacre.models.adapter` wraps external ones.
 """
 
 from __future__ import annotations

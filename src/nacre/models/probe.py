@@ -15,7 +15,7 @@ all networks, 2 if a layer is used twice, and 1 / T if scores are divided by T.
 A segmentation network of any library outputs N,C,h,w scores, one channel per class. They may be the
 output itself, or a part of it:
 
-    tensor                       smp, most networks of one's own
+    tensor                       smp, most networks in plain torch
     output.logits                transformers
     output["out"]                torchvision
     output["logits"]             others
