@@ -120,7 +120,7 @@ def draw(root: Path, names: list[str], labels: list[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # ten commands, one of which traces a network
-def test_the_loop_of_the_docs_goes_round(tmp_path, monkeypatch, capsys) -> None:
+def test_the_commands_of_the_docs_run(tmp_path, monkeypatch, capsys) -> None:
     """Annotate, import, learn, report, export and learn the next class with a tiny network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

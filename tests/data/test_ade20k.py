@@ -21,7 +21,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-def test_it_is_found_from_the_folder_above(root: Path) -> None:
+def test_the_parent_folder_can_be_given(root: Path) -> None:
     for given in (root, root.parent):
         ade = Ade20k(AdeConfig(root=given))
         train = ade.index("train")
@@ -31,13 +31,13 @@ def test_it_is_found_from_the_folder_above(root: Path) -> None:
         assert ade.image("val", name).size == ade.mask("val", name).shape[::-1]
 
 
-def test_the_files_that_macos_leaves_are_no_images(root: Path) -> None:
+def test_hidden_files_of_macos_are_ignored(root: Path) -> None:
     for path in ("images/training/._a.jpg", "annotations/training/._a.png"):
         (root / path).write_bytes(b"\0\5\x16\7")
     assert len(Ade20k(AdeConfig(root=root)).index("train")) == 3
 
 
-def test_what_is_not_annotated_does_not_count_in_testing() -> None:
+def test_label_0_is_ignored_in_tests() -> None:
     assert (SPACE.background, SPACE.ignored) == (0, None)
     assert SPACE.ignore_background_in_tests
     assert (SPACE.names[1], SPACE.names[150], len(SPACE.names)) == ("wall", "flag", 150)
@@ -53,7 +53,7 @@ def test_named_tasks_cover_every_class_once() -> None:
         assert sorted(label for step in task.steps for label in step) == list(range(1, 151))
 
 
-def test_where_it_is_missing_the_archive_is_told(tmp_path: Path, root: Path) -> None:
+def test_an_error_names_the_archive_of_missing_files(tmp_path: Path, root: Path) -> None:
     with pytest.raises(NacreError, match=r"no ADE20K in .*(.|\n)*ADEChallengeData2016\.zip"):
         Ade20k(AdeConfig(root=tmp_path / "nowhere"))
     (root / "annotations" / "validation").rename(root / "elsewhere")

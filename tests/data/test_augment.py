@@ -41,7 +41,7 @@ def test_only_the_flip_is_on_by_default():
     assert rng.random() == RNG(0).random(), "what is off draws nothing"
 
 
-def test_a_crop_is_mirrored_as_often_as_asked_for():
+def test_flip_is_the_probability_of_a_flip():
     seeds = range(60)
     never, half, always = ([sample(seed, flip=share) for seed in seeds] for share in (0, 0.5, 1))
     for (_, plain), (_, mirrored) in zip(never, always, strict=True):
@@ -51,7 +51,7 @@ def test_a_crop_is_mirrored_as_often_as_asked_for():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_decided_by_the_generator_and_changes_the_crop(name):
+def test_an_operation_changes_the_crop_and_depends_on_the_generator_alone(name):
     options = {name: OPERATIONS[name]}
     first, second, off = sample(5, **options), sample(5, **options), sample(5)
     for one, other in zip(first, second, strict=True):
@@ -64,7 +64,7 @@ def test_an_operation_is_decided_by_the_generator_and_changes_the_crop(name):
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
-def test_image_and_mask_are_turned_together(turns):
+def test_image_and_mask_are_rotated_together(turns):
     pixels, labels = noise()
     turned, mask = rotate90(pixels, labels, turns)
     expected = Image.fromarray(labels).rotate(90 * turns)
@@ -83,7 +83,7 @@ def test_image_and_mask_are_turned_together(turns):
         ((1, 1.4, 1), ImageEnhance.Contrast),
     ],
 )
-def test_colors_change_as_pillow_changes_them(factors, enhance):
+def test_color_jitter_equals_pillows(factors, enhance):
     pixels, _ = noise()
     image = Image.fromarray(pixels.transpose(1, 2, 0))
     factor = next((one for one in factors if one != 1), 1)
@@ -93,7 +93,7 @@ def test_colors_change_as_pillow_changes_them(factors, enhance):
     assert np.array_equal(jitter_colors(pixels, 1, 1, 1), pixels)
 
 
-def test_a_blur_is_a_gaussian_and_keeps_the_mean_of_a_plane():
+def test_a_blur_is_a_gaussian_and_keeps_a_constant_image():
     pixels, _ = noise(48)
     assert blur(pixels, 0.0) is pixels
     plane = np.full((3, 9, 9), 77, np.uint8)
@@ -113,6 +113,6 @@ def test_a_blur_is_a_gaussian_and_keeps_the_mean_of_a_plane():
 @pytest.mark.parametrize(
     ("key", "value"), [("flip", 1.5), ("blur", -1), ("color_jitter", 1.0), ("mirror", 0.5)]
 )
-def test_what_is_no_strength_is_refused(key, value):
+def test_invalid_strengths_are_refused(key, value):
     with pytest.raises(NacreError, match=rf"^augment\.{key}: "):
         check(ImagesConfig, {"augment": {key: value}})

@@ -63,14 +63,6 @@ def test_neither_workers_nor_processes_nor_a_restart_change_a_sample(scenes):
     assert not torch.equal(whole[0], joined(training_set(scenes, seed=2), order())[0])
 
 
-def test_a_sample_is_an_image_and_its_channels(scenes):
-    image, labels, _ = training_set(scenes)[0, 3]
-    assert image.shape == (3, 24, 24)
-    assert labels.shape == (24, 24)
-    assert image.dtype == labels.dtype == torch.uint8
-    assert set(labels.unique().tolist()) <= {0, 1, 2, 3, 4}
-
-
 @pytest.mark.parametrize("test", ["crop", "full"])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_test_image_is_tested_once(scenes, test, processes):
@@ -93,7 +85,7 @@ def test_every_test_image_is_tested_once(scenes, test, processes):
 
 @pytest.mark.parametrize("test", ["crop", "full"])
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_plain_pass_shows_every_image_once_as_it_is_tested(scenes, test, processes):
+def test_a_plain_pass_reads_every_image_once_as_in_tests(scenes, test, processes):
     names = scenes.index("train").names
     images = ImagesConfig(crop_size=24, eval_mode=test)
     mapping = TABLE.training_mapping(0, PAPER)
@@ -119,7 +111,7 @@ class Damaged(Scenes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_damaged_image_is_one_sentence_whoever_reads_it(scenes, workers):
+def test_a_damaged_image_is_one_sentence_with_and_without_workers(scenes, workers):
     before = {process.pid for process in multiprocessing.active_children()}
     data = training_set(Damaged(scenes.config))
     with pytest.raises(NacreError) as caught:

@@ -55,7 +55,7 @@ def png_with(after: bytes = b"", before: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
-def test_masks_are_read_as_they_are_stored(tmp_path: Path, mode: str) -> None:
+def test_masks_keep_their_stored_values(tmp_path: Path, mode: str) -> None:
     mask = MASK.astype(np.uint16) * 257 if mode == "I;16" else MASK
     found = read_mask(save_mask(tmp_path / "m.png", mask, mode))
     assert found.dtype == mask.dtype
@@ -64,7 +64,9 @@ def test_masks_are_read_as_they_are_stored(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize(("bits", "labels"), [(1, [0, 1]), (2, [0, 1, 2, 3]), (4, [0, 9, 15])])
 @pytest.mark.parametrize("mode", ["P", "L"])
-def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: str) -> None:
+def test_masks_of_few_bits_keep_their_values(
+    tmp_path: Path, bits: int, labels: list[int], mode: str
+) -> None:
     mask, path = blocks(5, 13, labels), tmp_path / "m.png"
     if mode == "P":
         save_mask(path, mask)
@@ -77,7 +79,7 @@ def test_masks_of_few_bits(tmp_path: Path, bits: int, labels: list[int], mode: s
     np.testing.assert_array_equal(read_mask(path), mask)
 
 
-def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:
+def test_masks_without_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NacreError, match=r"c\.jpg contains colors \(mode RGB\), not labels"):
         read_mask(save_image(tmp_path / "c.jpg"))
     gray = tmp_path / "gray.png"
@@ -90,13 +92,13 @@ def test_what_is_no_mask_of_labels_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["LA", "RGB", "RGBA"])
-def test_a_mask_that_is_gray_everywhere_may_be_saved_in_color(tmp_path: Path, mode: str) -> None:
+def test_a_gray_mask_may_be_saved_as_rgb(tmp_path: Path, mode: str) -> None:
     mask = Image.fromarray(MASK).convert("RGB").convert(mode)
     mask.save(tmp_path / "m.png")
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png"), MASK)
 
 
-def test_a_gray_mask_of_16_bits_saved_in_color_would_lose_its_labels(tmp_path: Path) -> None:
+def test_a_16_bit_rgb_mask_is_refused(tmp_path: Path) -> None:
     rows = b"".join(b"\0" + b"\0\1" * 3 * 4 for _ in range(5))
     (tmp_path / "m.png").write_bytes(png(4, 5, 16, 2, rows))
     with pytest.raises(NacreError, match="contains colors"):
@@ -135,7 +137,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str) -> None:
     assert abs(pixels[:, 4:].astype(int) - 200).max() < 5
 
 
-def test_gray_of_32_bits_in_memory_is_refused_unless_its_range_is_that_of_16() -> None:
+def test_32_bit_gray_in_memory_is_refused_unless_its_range_is_16_bits() -> None:
     for value in (200, -300):
         with pytest.raises(NacreError, match=r"32-bit pixels of unknown range \(mode I\)"):
             upright_rgb(Image.fromarray(np.full((8, 8), value, np.int32)))
@@ -155,9 +157,7 @@ def test_the_orientation_of_a_camera_is_applied(tmp_path: Path, suffix: str) -> 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("value", [*range(10), 65535])
-def test_the_index_and_the_loader_see_a_turned_image_alike(
-    tmp_path: Path, form: str, value: int
-) -> None:
+def test_index_and_loader_rotate_an_image_equally(tmp_path: Path, form: str, value: int) -> None:
     path = tmp_path / "a"
     path.write_bytes(encoded(image(), form, exif=turned(value)))
     size = load(open_image(path)).size
@@ -183,9 +183,7 @@ ODD_PLACES = {
 
 
 @pytest.mark.parametrize("content", ODD_PLACES.values(), ids=ODD_PLACES)
-def test_exif_in_odd_places_is_one_thing_to_index_and_loader(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_index_and_loader_read_unusual_exif_data_equally(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a"
     path.write_bytes(content)
     assert examine_image(path)[0] == load(open_image(path)).size
@@ -215,9 +213,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("what", UNUSABLE)
-def test_an_image_that_cannot_be_used_is_named_by_index_and_loader(
-    tmp_path: Path, what: str
-) -> None:
+def test_index_and_loader_name_an_unusable_image(tmp_path: Path, what: str) -> None:
     path, content = tmp_path / "odd.png", UNUSABLE[what]
     path.write_bytes(content[: len(content) // 2] if what.startswith("half") else content)
     with pytest.raises(NacreError, match=r"^the image .*odd\.png "):
@@ -231,7 +227,7 @@ def test_an_image_that_cannot_be_used_is_named_by_index_and_loader(
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_whole_images_are_not_decoded_for_the_index(
+def test_the_index_does_not_decode_complete_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     path = tmp_path / "a"
@@ -242,7 +238,7 @@ def test_whole_images_are_not_decoded_for_the_index(
         examine_image(path, decode=True)
 
 
-def test_what_is_missing_too_large_or_a_pipe_is_told_by_every_reader(tmp_path: Path) -> None:
+def test_all_readers_refuse_missing_and_huge_files_and_pipes(tmp_path: Path) -> None:
     (tmp_path / "large.png").write_bytes(png(2**31 - 1, 1, 8, 0, b""))
     os.mkfifo(tmp_path / "pipe")
     reasons = {"gone.png": "is missing", "large.png": "too large|pixels", "pipe": "not a regular"}

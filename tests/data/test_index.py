@@ -56,7 +56,7 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "_MIN_FOR_POOL", 0)
 
 
-def test_it_tells_labels_and_pixels_by_name(tmp_path: Path) -> None:
+def test_it_counts_the_labels_and_pixels_of_each_image(tmp_path: Path) -> None:
     index = _build(make_pairs(tmp_path, MASKS), tmp_path)
     assert index.names == ("a", "b", "c")
     assert index.labels == ({1, 2, 255}, {0, 1}, {0})
@@ -65,7 +65,7 @@ def test_it_tells_labels_and_pixels_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["P", "L", "I;16"])
-def test_it_is_what_a_slow_loop_over_the_pixels_counts(tmp_path: Path, mode: str) -> None:
+def test_it_equals_a_slow_loop_over_the_pixels(tmp_path: Path, mode: str) -> None:
     rng = np.random.default_rng(0)
     labels = [0, 1, 2, 255, 300] if mode == "I;16" else [0, 1, 2, 255]
     shapes = [(1, 1), (1, 300), (300, 1), (37, 41), (8, 8)]
@@ -77,7 +77,7 @@ def test_it_is_what_a_slow_loop_over_the_pixels_counts(tmp_path: Path, mode: str
     assert [list(one.items()) for one in index.pixel_counts] == slow
 
 
-def test_it_is_kept_in_one_file_beside_the_data(tmp_path: Path) -> None:
+def test_it_is_stored_in_one_file_in_the_data_folder(tmp_path: Path) -> None:
     _build(make_pairs(tmp_path, MASKS), tmp_path)
     (kept,) = (tmp_path / "nacre-index").iterdir()
     masks = json.loads(kept.read_text())["masks"]
@@ -103,7 +103,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, scanned: list[str]) -> 
         _build(pairs, tmp_path)
 
 
-def test_a_moved_folder_need_not_be_read_again(tmp_path: Path, scanned: list[str]) -> None:
+def test_a_moved_folder_is_not_read_again(tmp_path: Path, scanned: list[str]) -> None:
     _build(make_pairs(tmp_path / "old", MASKS), tmp_path / "old")
     (tmp_path / "old").rename(tmp_path / "new")
     pairs = [
@@ -143,7 +143,7 @@ def test_read_only_data_are_left_alone(tmp_path: Path, scanned: list[str]) -> No
 
 
 @pytest.mark.parametrize("has_home", [True, False])
-def test_nowhere_to_keep_it_is_no_reason_to_stop(
+def test_an_index_that_cannot_be_stored_is_a_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -175,7 +175,7 @@ def test_it_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_an_error_names_all_problems_at_once(tmp_path: Path) -> None:
     many = {name: blocks(6, 12, [0, 1]) for name in "abcdef"}
     pairs = make_pairs(tmp_path, many)
     (tmp_path / "images" / "a.jpg").unlink()
@@ -193,7 +193,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     assert message.endswith("known labels: 0..2, 255, 300")
 
 
-def test_a_mended_class_table_needs_no_second_pass(tmp_path: Path, scanned: list[str]) -> None:
+def test_new_classes_need_no_second_pass(tmp_path: Path, scanned: list[str]) -> None:
     pairs = make_pairs(tmp_path, {f"{i}": blocks(2, 2, [9]) for i in range(8)})
     with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png contains .*; and 3 more; known"):
         _build(pairs, tmp_path)
@@ -202,7 +202,7 @@ def test_a_mended_class_table_needs_no_second_pass(tmp_path: Path, scanned: list
     assert (index.labels, scanned) == (({9},) * 8, [])
 
 
-def test_processes_give_what_one_loop_gives(
+def test_processes_return_the_same_as_one_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -219,7 +219,7 @@ def test_processes_give_what_one_loop_gives(
 
 
 @pytest.mark.usefixtures("two_processes")
-def test_no_process_is_left_of_a_pass_that_is_stopped(tmp_path: Path) -> None:
+def test_an_interrupted_pass_leaves_no_process(tmp_path: Path) -> None:
     pairs = make_pairs(tmp_path, {f"{n:03}": blocks(3, 3, [1]) for n in range(30)})
     before = set(multiprocessing.active_children())
 

@@ -42,7 +42,7 @@ SHARED = StepSampler(
 )
 
 
-def test_shares_of_a_batch_hold_over_time():
+def test_data_sets_keep_their_fraction_of_the_batches():
     counts = [sum(image >= 50 for _, image in batch) for batch in SHARED]
     assert set(counts) <= {2, 3}
     assert sum(counts) == 100
@@ -72,6 +72,6 @@ def test_a_restart_and_several_processes_change_nothing(sampler):
         ({"micro_batch": 3}, "the 4 images of a process are not a multiple of 3"),
     ],
 )
-def test_batches_that_cannot_be_dealt(changes, message):
+def test_batches_that_cannot_be_split_are_refused(changes, message):
     with pytest.raises(NacreError, match=message):
         StepSampler(13, 4, 3, 1, **changes)

@@ -28,7 +28,7 @@ def world() -> tuple[np.ndarray, np.ndarray]:
     return np.stack([image for image, _ in drawn]), np.stack([mask for _, mask in drawn])
 
 
-def test_another_process_draws_the_same() -> None:
+def test_another_process_renders_the_same_scene() -> None:
     code = (
         "import hashlib, sys; from nacre.data.scenes import render\n"
         "image, mask = render(7, 123, 48, 1)\n"
@@ -59,7 +59,7 @@ def test_all_classes_appear_equally_often(world: tuple[np.ndarray, np.ndarray]) 
     assert max(images_with[1:]) < 0.5
 
 
-def test_color_says_nothing_about_the_class(world: tuple[np.ndarray, np.ndarray]) -> None:
+def test_colors_do_not_identify_classes(world: tuple[np.ndarray, np.ndarray]) -> None:
     """Mean colors of a class in its images: far apart within, equal between classes."""
     images, masks = world
     means = []

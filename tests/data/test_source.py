@@ -49,7 +49,7 @@ def _text(report: DataReport) -> str:
     return console.export_text()
 
 
-def test_a_sound_folder(root: Path) -> None:
+def test_a_valid_folder_has_no_problems(root: Path) -> None:
     before = sorted(root.rglob("*"))
     report = _check(root)
     assert (report.is_valid, report.empty_classes) == (True, ("dog",))
@@ -61,7 +61,7 @@ def test_a_sound_folder(root: Path) -> None:
     assert "50.00%" in text
 
 
-def test_everything_wrong_is_counted_and_named(root: Path) -> None:
+def test_all_problems_are_counted_and_named(root: Path) -> None:
     (root / "images" / "p0.jpg").unlink()
     (root / "masks" / "p1.png").unlink()
     save_image(root / "images" / "p2.jpg", 9, 12)
@@ -80,7 +80,7 @@ def test_everything_wrong_is_counted_and_named(root: Path) -> None:
     assert json.loads(json.dumps(report.as_dict()))["splits"][1]["problems"][0]["image"] == "p5"
 
 
-def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
+def test_a_part_of_voc_is_reported_as_a_part(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save_image(tmp_path / "JPEGImages" / f"{name}.jpg", 8, 8)
         save_mask(tmp_path / "SegmentationClassAug" / f"{name}.png", blocks(8, 8, [0, 1]))
@@ -92,7 +92,7 @@ def test_a_part_of_voc_is_called_a_part(tmp_path: Path) -> None:
     assert "train has 1 of the data set's 10,582 images" in _text(report)
 
 
-def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_remedy(
+def test_black_and_white_masks_are_a_problem_with_a_remedy(
     root: Path,
 ) -> None:
     for path in (root / "masks").iterdir():
@@ -108,7 +108,7 @@ def test_masks_in_black_and_white_with_another_label_are_a_problem_with_its_reme
 
 
 @pytest.mark.parametrize("kind", ["images/p0.jpg", "masks/p0.png"])
-def test_damaged_files_and_pipes_are_found_by_data_and_plan(root: Path, kind: str) -> None:
+def test_data_and_plan_report_damaged_files_and_pipes(root: Path, kind: str) -> None:
     path = root / kind
     path.write_bytes(path.read_bytes()[:60])
     assert "is damaged" in _problems(root)[0]
@@ -117,7 +117,7 @@ def test_damaged_files_and_pipes_are_found_by_data_and_plan(root: Path, kind: st
     assert "not a regular file" in _problems(root)[0]
 
 
-def test_a_mask_drawn_on_the_stored_image_is_told_of(root: Path) -> None:
+def test_a_mask_of_the_unrotated_image_is_a_problem(root: Path) -> None:
     save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(6))
     (text,) = _problems(root)
     assert "EXIF data rotate the image, and the mask must match the rotated image" in text

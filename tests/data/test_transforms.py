@@ -124,7 +124,7 @@ def test_any_size_gives_a_whole_crop_from_the_generator_alone(
 
 
 @pytest.mark.parametrize("size", [(61, 97), (97, 61), (300, 200), (33, 33), (1, 3)])
-def test_the_test_crop_is_the_middle_of_the_scaled_image(size: tuple[int, int]) -> None:
+def test_the_test_crop_is_the_center_of_the_scaled_image(size: tuple[int, int]) -> None:
     mask = _patches(*size)
     noise = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
     image = Image.fromarray(noise)
@@ -139,7 +139,7 @@ def test_the_test_crop_is_the_middle_of_the_scaled_image(size: tuple[int, int]) 
 
 
 @pytest.mark.parametrize("mode", ["full", "sliding"])
-def test_a_whole_image_is_tested_as_it_is(mode: str) -> None:
+def test_a_whole_image_is_tested_unchanged(mode: str) -> None:
     mask = _patches(37, 53)
     image, labels = eval_sample(_paint(mask), mask, _config("paper", 16, mode))
     np.testing.assert_array_equal(image, COLORS[mask].transpose(2, 0, 1))
@@ -176,13 +176,11 @@ def test_a_jpeg_is_decoded_fully_in_testing(mode: str) -> None:
         ("plain", "sliding", "sliding"),
     ],
 )
-def test_new_images_are_seen_at_the_scale_of_training(
-    policy: str, eval_mode: str, expected: str
-) -> None:
+def test_new_images_keep_the_scale_of_training(policy: str, eval_mode: str, expected: str) -> None:
     assert _config(policy, 16, eval_mode).predict_mode == expected
 
 
-def test_the_papers_boxes() -> None:
+def test_boxes_of_the_paper_have_its_areas_and_aspect_ratios() -> None:
     rng = np.random.default_rng(0)
     boxes = [_draw_box(500, 375, rng) for _ in range(2000)]
     areas = np.array([box.width * box.height / (500 * 375) for box in boxes])
@@ -203,11 +201,11 @@ def test_the_papers_boxes() -> None:
         (1, 50, Box(0, 24, 1, 1)),
     ],
 )
-def test_an_image_that_no_box_fits_gives_its_middle(width: int, height: int, box: Box) -> None:
+def test_without_a_fitting_box_the_crop_is_the_center(width: int, height: int, box: Box) -> None:
     assert {_draw_box(width, height, np.random.default_rng(seed)) for seed in range(5)} == {box}
 
 
-def test_an_image_of_another_size_or_damaged_is_named(tmp_path: Path) -> None:
+def test_an_error_names_a_damaged_image_or_one_of_another_size(tmp_path: Path) -> None:
     path, mask = save_image(tmp_path / "odd.jpg", 200, 200), np.zeros((200, 200), np.uint8)
     with pytest.raises(NacreError, match=r"odd\.jpg is 200 x 200, its mask is 200 x 100"):
         eval_sample(open_image(path), mask[:100], _config("paper", 8))

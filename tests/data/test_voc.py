@@ -30,7 +30,7 @@ def _open(root: Path) -> Voc:
 
 
 @pytest.mark.parametrize("below", ["VOC2012", "VOCdevkit/VOC2012"])
-def test_it_is_found_from_the_folders_above(tmp_path: Path, below: str) -> None:
+def test_parent_folders_can_be_given(tmp_path: Path, below: str) -> None:
     root = _make(tmp_path / below)
     for given in (root, root.parent, tmp_path):
         voc = _open(given)
@@ -42,13 +42,13 @@ def test_it_is_found_from_the_folders_above(tmp_path: Path, below: str) -> None:
 @pytest.mark.parametrize(
     "lists", ["ImageSets/Segmentation", "splits", "list", "../list", "../../splits"]
 )
-def test_lists_in_the_usual_places(tmp_path: Path, lists: str) -> None:
+def test_lists_are_found_in_the_usual_folders(tmp_path: Path, lists: str) -> None:
     root = _make(tmp_path / "VOCdevkit" / "VOC2012", lists)
     assert _open(root).index("train").names == tuple(TRAIN)
 
 
 @pytest.mark.parametrize("before", ["/", "", "VOC2012/", "/VOCdevkit/VOC2012/"])
-def test_lists_of_path_pairs(tmp_path: Path, before: str) -> None:
+def test_lists_may_contain_pairs_of_paths(tmp_path: Path, before: str) -> None:
     root = _make(tmp_path / "VOCdevkit" / "VOC2012", None)
     (root / "list").mkdir()
     for name, images in (("train_aug", TRAIN), ("val", VAL)):
@@ -60,7 +60,7 @@ def test_lists_of_path_pairs(tmp_path: Path, before: str) -> None:
     np.testing.assert_array_equal(voc.mask("val", VAL[0]), blocks(12, 18, [0, 4, 255]))
 
 
-def test_testing_prefers_vocs_own_masks_where_they_are_whole(tmp_path: Path) -> None:
+def test_tests_use_vocs_own_masks_if_they_are_complete(tmp_path: Path) -> None:
     root = _make(tmp_path)
     own = root / "SegmentationClass" / f"{VAL[0]}.png"
     assert _open(root).index("val").labels == ({0, 4, 255},)
@@ -71,7 +71,7 @@ def test_testing_prefers_vocs_own_masks_where_they_are_whole(tmp_path: Path) -> 
     assert _open(root).index("val").labels == ({0, 4, 255},)
 
 
-def test_where_it_is_missing_the_archives_are_told(tmp_path: Path) -> None:
+def test_an_error_names_the_archives_of_missing_files(tmp_path: Path) -> None:
     with pytest.raises(NacreError) as caught:
         _open(tmp_path)
     for part in ("VOCtrainval_11-May-2012.tar", "SegmentationClassAug", "train_aug.txt"):
@@ -93,7 +93,7 @@ def test_where_it_is_missing_the_archives_are_told(tmp_path: Path) -> None:
         ("\n", r"train_aug\.txt names no image"),
     ],
 )
-def test_a_list_that_cannot_be_right(tmp_path: Path, text: str | None, message: str) -> None:
+def test_an_invalid_list_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
     root = _make(tmp_path)
     path = root / "ImageSets" / "Segmentation" / "train_aug.txt"
     path.unlink() if text is None else path.write_text(text)
@@ -101,7 +101,7 @@ def test_a_list_that_cannot_be_right(tmp_path: Path, text: str | None, message: 
         _open(root).index("train")
 
 
-def test_classes_and_palette() -> None:
+def test_classes_and_colors_are_vocs() -> None:
     assert SPACE.names[1] == "aeroplane"
     assert SPACE.names[15] == "person"
     assert SPACE.labels == tuple(range(1, 21))
@@ -110,7 +110,7 @@ def test_classes_and_palette() -> None:
     assert {label: voc_color(label) for label in known} == known
 
 
-def test_the_real_part(voc_part: Path) -> None:
+def test_the_part_of_the_real_data_has_its_known_counts(voc_part: Path) -> None:
     voc = _open(voc_part)
     train, val = voc.index("train"), voc.index("val")
     assert (len(train), len(val)) == (3154, 478)

@@ -193,7 +193,7 @@ KINDS: dict[str, tuple[int, Callable[[World, random.Random], tuple[str, str]]]] 
 }
 
 
-def test_whole_files_are_read(world):
+def test_valid_files_are_read(world):
     """Otherwise the tests of damaged files would test nothing."""
     for made in ("new", "next", "out"):
         shutil.rmtree(world.root / made, ignore_errors=True)
@@ -205,7 +205,7 @@ def test_whole_files_are_read(world):
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_input_is_answered_by_one_sentence(world, kind):
+def test_bad_input_ends_in_one_sentence(world, kind):
     count, attempt = KINDS[kind]
     rng, failures = random.Random(f"{SEED} {kind}"), []
     for _ in range(count * EFFORT):
@@ -228,7 +228,7 @@ def test_every_number_refuses_true():
 
 
 @unprivileged.NEEDS
-def test_places_that_a_user_may_not_enter_or_change_are_named(world, tmp_path):
+def test_errors_name_folders_without_permission(world, tmp_path):
     closed, fixed, free = tmp_path / "closed", tmp_path / "fixed", ("--out", tmp_path / "free")
     closed.mkdir(mode=0)
     fixed.mkdir(mode=0o555)

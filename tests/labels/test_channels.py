@@ -17,7 +17,7 @@ from nacre.labels.channels import (
 CAT = (200, 10, 10)
 
 
-def test_a_step_adds_its_channels_behind_those_that_are_there():
+def test_a_step_appends_its_channels():
     first = first_channels(["cat", "dog"], {"cat": CAT})
     second = first.extended(["bird"], {})
     assert second.names == ("background", "cat", "dog", "bird")
@@ -29,7 +29,7 @@ def test_a_step_adds_its_channels_behind_those_that_are_there():
     assert second.of == {"background": 0, "cat": 1, "dog": 2, "bird": 3}
 
 
-def test_no_two_classes_get_one_color():
+def test_no_two_classes_get_the_same_color():
     spread = extend_colors([(0, 0, 0)], ("background", "a", "b", "c"), {})
     assert len(set(spread)) == 4
     # A cat that has the color of the next channel, and a bird without a color of its own.
@@ -58,7 +58,7 @@ def test_more_classes_than_16_bits_can_name_are_refused():
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(255, "uint8"), (256, "int16"), (257, "int16")])
-def test_the_ignored_target_is_no_channel_whatever_their_number(count, dtype):
+def test_the_ignored_target_is_never_a_channel(count, dtype):
     assert target_dtype(count) == dtype
     for targets in (np.zeros(1, dtype), torch.zeros(1, dtype=getattr(torch, dtype))):
         assert ignore_value(targets) not in range(count)

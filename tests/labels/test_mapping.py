@@ -24,7 +24,7 @@ def train(labeled, channels=CHANNELS, **policy):
     return mapping_for_training(channels, SPACE, LabelPolicy(**policy), labeled)
 
 
-def test_what_a_data_set_does_not_label_is_background_and_may_hide_there():
+def test_unlabeled_classes_are_background_and_may_hide_there():
     mapping = train(BIRDS)
     assert mapping.apply(MASK).tolist() == [[0, 0, 0, 3, 0, 0]]
     assert mapping.hidden == ["dog", "cat"]
@@ -36,17 +36,17 @@ def test_a_known_class_that_is_labeled_again_does_not_hide():
     assert train(BIRDS | {1: "cat"}).hidden == ["dog"]
 
 
-def test_what_may_hide_can_be_taken_for_background_to_compare():
+def test_hidden_classes_can_be_treated_as_background():
     assert train(BIRDS, unlabeled="background").hidden == []
 
 
-def test_pixels_that_were_not_annotated_are_background_or_ignored_in_training():
+def test_border_pixels_are_background_or_ignored_in_training():
     assert train(BIRDS, border="ignored").apply(MASK)[0, -1] == IGNORE_INDEX
     assert train(BIRDS, border="background").apply(MASK)[0, -1] == 0
 
 
 @pytest.mark.parametrize(("unseen", "target"), [("ignored", IGNORE_INDEX), ("background", 0)])
-def test_a_class_that_the_model_does_not_know_is_ignored_or_background_in_tests(unseen, target):
+def test_unknown_classes_are_ignored_or_background_in_tests(unseen, target):
     policy = LabelPolicy(unseen=unseen)
     mapping = mapping_for_tests(CHANNELS, SPACE, policy, SPACE.names)
     assert mapping.apply(MASK).tolist() == [[0, 2, 1, 3, target, IGNORE_INDEX]]
@@ -54,13 +54,13 @@ def test_a_class_that_the_model_does_not_know_is_ignored_or_background_in_tests(
     assert never.apply(MASK).tolist() == [[0, 2, 1, 3, 0, IGNORE_INDEX]]
 
 
-def test_the_data_speak_in_their_own_names_and_the_model_in_its_own():
+def test_classes_of_the_data_have_the_names_of_the_model():
     mapping = mapping_for_tests(CHANNELS, SPACE, LabelPolicy(), {1: "dog", 7: "bird"})
     assert mapping.apply(MASK)[0, [1, 3]].tolist() == [1, 3]
     assert mapping.hidden == ["cat"]
 
 
-def test_a_prediction_of_what_a_test_set_does_not_label_counts_as_background():
+def test_a_predicted_unlabeled_class_counts_as_background():
     confusion = torch.arange(16).view(4, 4)
     mapping = mapping_for_tests(CHANNELS, SPACE, LabelPolicy(), BIRDS)
     folded = mapping.fold(confusion)
@@ -74,7 +74,7 @@ STEP = from_background(3, 4)
 """A step that learns birds after pets."""
 
 
-def test_a_loss_is_told_nothing_that_it_assumes_by_itself():
+def test_a_loss_needs_no_rows_for_its_own_assumptions():
     own = [train(BIRDS)]
     assert rows_for_loss(own, STEP, hides_old=True) is None, "background may be any old class"
     assert rows_for_loss(own, STEP, hides_old=False) is None, "background is background"
@@ -83,20 +83,20 @@ def test_a_loss_is_told_nothing_that_it_assumes_by_itself():
     assert rows_for_loss(compared, STEP, hides_old=True)[0, 0].tolist() == [True] + [False] * 3
 
 
-def test_only_a_loss_that_lets_background_be_an_old_class_is_told_which_one_hides():
+def test_only_a_loss_with_hidden_old_classes_gets_their_rows():
     again = [train(BIRDS | {1: "cat"})]
     assert rows_for_loss(again, STEP, hides_old=True)[0, 0].tolist() == [True, True, False, False]
     assert rows_for_loss(again, STEP, hides_old=False) is None
 
 
-def test_every_loss_is_told_of_new_classes_that_another_data_set_labels():
+def test_every_loss_gets_rows_for_new_classes_of_another_data_set():
     first = from_background(0, 4)
     for hides_old in (True, False):
         rows = rows_for_loss([train(PETS), train(BIRDS)], first, hides_old=hides_old)
         assert rows[:, 0].tolist() == [[True, False, False, True], [True, True, True, False]]
 
 
-def test_every_loss_is_told_what_hides_in_data_that_was_kept():
+def test_every_loss_gets_rows_for_exemplars():
     kept = [train(BIRDS), train({1: "cat"})]
     for hides_old in (True, False):
         rows = rows_for_loss(kept, STEP, hides_old=hides_old)

@@ -14,7 +14,7 @@ def _read(tmp_path: Path, text: str) -> LabelSpace:
     return read_classes(path)
 
 
-def test_the_usual_background_and_ignored_value_need_not_be_said(tmp_path: Path) -> None:
+def test_background_and_ignored_have_defaults(tmp_path: Path) -> None:
     space = _read(tmp_path, "classes: {2: dog, 1: cat}")
     assert space == LabelSpace({2: "dog", 1: "cat"}, background=0, ignored=255)
     assert space.labels == (2, 1)
@@ -72,7 +72,7 @@ def test_colors_by_name_or_label(tmp_path: Path) -> None:
         ("classes: [" * 2000, "is not valid YAML"),
     ],
 )
-def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_names_the_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(NacreError) as caught:
         _read(tmp_path, text)
     assert message in str(caught.value)
@@ -80,6 +80,6 @@ def test_a_mistake_is_told_with_the_file(tmp_path: Path, text: str, message: str
     assert len(str(caught.value)) < 600
 
 
-def test_a_missing_file_says_what_it_is_for(tmp_path: Path) -> None:
+def test_an_error_for_a_missing_file_describes_its_content(tmp_path: Path) -> None:
     with pytest.raises(NacreError, match=r"could not read .*classes\.yaml: .*`classes: \{1: cat"):
         read_classes(tmp_path / "classes.yaml")

@@ -205,13 +205,13 @@ def ending(results: Results, *ends: str) -> Results:
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
-def test_every_misdeed_is_reported(name: str, results: Results) -> None:
+def test_every_forbidden_action_is_reported(name: str, results: Results) -> None:
     """Each forbidden action, done on purpose."""
     reported = results[name]["reported"]
     assert any(line.startswith(MISDEEDS[name]) for line in reported), results[name]
 
 
-def test_sound_files_open_and_nothing_is_reported(results: Results) -> None:
+def test_valid_files_open_without_a_report(results: Results) -> None:
     sound = {name: done for name, done in results.items() if name.startswith("sound")}
     assert len(sound) == 6
     for name, done in sound.items():
@@ -219,23 +219,19 @@ def test_sound_files_open_and_nothing_is_reported(results: Results) -> None:
         assert done["reported"] == [], name
 
 
-def test_loading_a_hostile_file_does_nothing_and_says_one_sentence(
-    ground: Range, results: Results
-) -> None:
+def test_a_hostile_file_ends_in_one_sentence(ground: Range, results: Results) -> None:
     loaded = ending(results, "load")
     assert len(loaded) == len(ground.headers)
     assert_harmless(loaded)
 
 
-def test_every_command_that_opens_a_model_refuses_as_loading_does(results: Results) -> None:
+def test_every_command_refuses_a_hostile_file(results: Results) -> None:
     opened = ending(results, *COMMANDS)
     assert len(opened) == len(FAMILIES) * len(COMMANDS)
     assert_harmless(opened, may_succeed=ending(opened, "history"))
 
 
-def test_the_hub_is_asked_for_nothing_but_the_file_that_was_named(
-    ground: Range, results: Results
-) -> None:
+def test_only_the_named_file_is_requested_from_the_hub(ground: Range, results: Results) -> None:
     # The hub's client asks the hub for a list of its own, too, whatever file is wanted.
     own = "/api/agent-harnesses"
     asked = {path for _, path, *_ in ground.site.asked if path != own}
@@ -255,7 +251,7 @@ def test_a_users_own_config_runs_no_code_either(results: Results) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(14_400)
-def test_every_header_by_every_command(ground: Range) -> None:
+def test_every_command_refuses_every_header(ground: Range) -> None:
     """Only `history`, which reads no more than the header, may succeed."""
     done = ground.run("all", of_commands(ground, ground.headers))
     assert_harmless(done, may_succeed=ending(done, "history"))
