@@ -33,7 +33,7 @@ CLASSES = ClassSchedule(SPACE, (tuple(range(1, 16)), tuple(range(16, 21))))
 
 
 def measure(tiny: bool, rounds: int) -> list[Row]:
-    """Return how many times as many images per second nacre reads."""
+    """Return the ratio of the images per second."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     count, crop = (4, 64) if tiny else (60, 512)
@@ -54,7 +54,7 @@ def measure(tiny: bool, rounds: int) -> list[Row]:
 
 
 def write_images(root: Path, count: int, long_side: int) -> list[str]:
-    """Write a data folder of images of this size, from the part of VOC if it is there."""
+    """Write a data folder of images of this size, from VOC if it is available."""
     voc = TEST_DATA / "voc2012-part" / "VOC2012"
     found = sorted((voc / "SegmentationClassAug").glob("*.png"))[:count]
     rng = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def _jobs(root: Path, names: Sequence[str], crop: int) -> dict[str, Callable[[],
 def straightforward(
     root: Path, name: str, crop: int, channels: dict[int, int] | None, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Read one sample as research code does."""
+    """Read one sample like typical research code."""
     image = Image.open(root / f"images/{name}.jpg").convert("RGB")
     mask = Image.open(root / f"masks/{name}.png")
     box = _draw_box(*image.size, rng)

