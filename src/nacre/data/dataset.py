@@ -363,14 +363,21 @@ def _begin(loader: DataLoader[T]) -> Iterator[T]:
     """Start the workers of a loader, so that the death of one can never stop the trainer.
 
     torch's SIGCHLD handler raises wherever the main thread is. If that is between the two halves
-    of a `with lock:`, the lock stays held, and the loader's shutdown waits for it forever. Without
-    the handler, the loader checks its workers when a batch is 5 s late. The event that ends the
-    workers is shared with them, and one may die while it holds the event's lock: here the trainer
-    has an event of its own and kills them.
+    of a `with lock:`, the lock stays held, and the loader's shutdown waits for it forever. So the
+    handler never checks these workers, and the loader itself does when a batch is 5 s late. The
+    event that ends the workers is shared with them, and one may die while it holds the event's
+    lock: here the trainer has an event of its own and kills them.
     """
+    check = signal_handling._error_if_any_worker_fails  # type: ignore[attr-defined]
     signal_handling._error_if_any_worker_fails = lambda: None  # type: ignore[attr-defined]
-    with block_signals():
-        batches: Any = iter(loader)
+    try:
+        with block_signals():
+            batches: Any = iter(loader)
+        if loader.num_workers:
+            signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+            batches._worker_pids_set = False
+    finally:
+        signal_handling._error_if_any_worker_fails = check  # type: ignore[attr-defined]
     if loader.num_workers:
         batches._workers_done_event = _WorkersDone(batches._workers)
     return cast("Iterator[T]", batches)
