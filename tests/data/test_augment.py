@@ -35,9 +35,9 @@ def test_only_the_flip_is_on_by_default():
     rng = RNG(0)
     assert Augment().flip == 0.5
     assert all(getattr(Augment(), name) == 0 for name in OPERATIONS)
-    found = Augment().apply(pixels, labels, rng)
-    assert found[0] is pixels
-    assert found[1] is labels
+    unchanged = Augment(flip=0).apply(pixels, labels, rng)
+    assert unchanged[0] is pixels
+    assert unchanged[1] is labels
     assert rng.random() == RNG(0).random(), "what is off draws nothing"
 
 

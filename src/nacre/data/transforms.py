@@ -1,7 +1,7 @@
 """Crops, scaling and augmentation: from an image and its mask to arrays of one size.
 
-A training crop is a box of the image, scaled, placed on a canvas and possibly flipped. The crop
-policy (`images.crop`) decides how the box is drawn:
+A training crop is a box of the image, scaled and placed on a canvas. The crop policy
+(`images.crop`) decides how the box is drawn:
 
 - ``paper``: an area of 0.5 to 2 times the image's and an aspect ratio of 3/4 to 4/3. After ten
   draws of a box that does not fit, it is the largest box of allowed aspect ratio in the center. The
@@ -77,7 +77,9 @@ class Augment(Config):
     )
 
     def apply(self, pixels: Pixels, labels: Mask, rng: np.random.Generator) -> Sample:
-        """Apply all operations but the flip, which is part of the scaling, to a square crop."""
+        """Apply the operations to a square crop and its labels."""
+        if self.flip and rng.random() < self.flip:
+            pixels, labels = flip(pixels, labels)
         if self.rotate90 and rng.random() < self.rotate90:
             pixels, labels = rotate90(pixels, labels, int(rng.integers(1, 4)))
         if self.color_jitter:
@@ -155,14 +157,13 @@ class Box(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A box, its size after scaling, its position on the canvas, and whether it is flipped."""
+    """A box, its size after scaling, and its position on the canvas."""
 
     box: Box
     width: int
     height: int
     left: int = 0
     top: int = 0
-    flip: bool = False
 
 
 def train_sample(
@@ -189,8 +190,6 @@ def train_sample(
     else:
         low, high = SCALE if config.crop == "deeplab" else (1.0, 1.0)
         place = _draw_crop(width, height, rng.uniform(low, high), config.crop_size, rng)
-    if rng.random() < config.augment.flip:
-        place = place._replace(flip=True, left=config.crop_size - place.left - place.width)
     box = _decode(image, place)
     labels = _nearest(mask, place)
     labels = labels if lookup is None else map_labels(labels, lookup)
@@ -267,8 +266,6 @@ def _scale(image: Image.Image, box: Box, place: Placement) -> Pixels:
     left, top, width, height = box
     if (left, top, width, height) != (0, 0, *image.size):
         image = image.crop((left, top, left + width, top + height))
-    if place.flip:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     pixels = np.array(image).transpose(2, 0, 1)
     if (width, height) == (place.width, place.height):
         return np.ascontiguousarray(pixels)
@@ -309,10 +306,8 @@ def _nearest(mask: Mask, place: Placement) -> Mask:
     left, top, width, height = place.box
     labels = mask[top : top + height, left : left + width]
     if (width, height) == (place.width, place.height):
-        return labels[:, ::-1] if place.flip else labels
+        return labels
     rows, columns = nearest_pixels(height, place.height), nearest_pixels(width, place.width)
-    if place.flip:
-        columns = columns[::-1]
     # Picking columns is slow, so do it while there are fewer rows.
     if place.height < height:
         return labels[rows].take(columns, axis=1)
@@ -339,6 +334,11 @@ def _on_canvas(values: npt.NDArray[Any], place: Placement, crop: int, fill: Any)
     bottom, right = place.top + place.height, place.left + place.width
     canvas[..., place.top : bottom, place.left : right] = values
     return canvas
+
+
+def flip(pixels: Pixels, labels: Mask) -> Sample:
+    """Mirror an image and its mask."""
+    return np.ascontiguousarray(pixels[:, :, ::-1]), np.ascontiguousarray(labels[:, ::-1])
 
 
 def rotate90(pixels: Pixels, labels: Mask, turns: int) -> Sample:
