@@ -193,9 +193,17 @@ def test_an_error_names_all_problems_at_once(tmp_path: Path) -> None:
     assert message.endswith("known labels: 0..2, 255, 300")
 
 
+def test_the_first_problems_of_different_masks_are_listed(tmp_path: Path) -> None:
+    pairs = make_pairs(tmp_path, {f"{i}": blocks(2, 2, [9 + i]) for i in range(8)})
+    with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png contains .*; and 3 more; known"):
+        _build(pairs, tmp_path)
+
+
 def test_new_classes_need_no_second_pass(tmp_path: Path, scanned: list[str]) -> None:
     pairs = make_pairs(tmp_path, {f"{i}": blocks(2, 2, [9]) for i in range(8)})
-    with pytest.raises(NacreError, match=r"^8 of 8 .*4\.png contains .*; and 3 more; known"):
+    with pytest.raises(
+        NacreError, match=r"^8 of 8 .*0\.png contains .* pixels \(and 7 more\); known"
+    ):
         _build(pairs, tmp_path)
     scanned.clear()
     index = _build(pairs, tmp_path, LabelSpace({9: "newt"}))

@@ -205,15 +205,15 @@ def report_tables(report: "DataReport") -> Group:
 
 def _sentences(report: "DataReport") -> Iterator[str]:
     """Yield the numbers of images, the problems and the verdict of a report."""
+    from nacre.data.index import describe_problems
+
     yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
     for split in report.splits:
         kinds = Counter(problem.kind for problem in split.problems)
         for kind, count in kinds.items():
             yield f"{split.split}: {count:,} x {kind}"
-        for problem in split.problems[:MAX_PROBLEMS]:
-            yield f"{split.split}: {problem.text}"
-        if len(split.problems) > MAX_PROBLEMS:
-            yield f"{split.split}: and {len(split.problems) - MAX_PROBLEMS:,} more"
+        for sentence in describe_problems(split.problems, MAX_PROBLEMS):
+            yield f"{split.split}: {sentence}"
         if split.turned:
             yield (
                 f"{split.split}: EXIF data rotate {split.turned:,} images; their masks must match "

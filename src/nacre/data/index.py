@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -188,15 +188,26 @@ def make_index(
     return LabelIndex(tuple(names), tuple(counts)), problems
 
 
+def describe_problems(problems: Sequence[Problem], max_shown: int) -> list[str]:
+    """Return the first few problems; those that differ only in the file are one sentence."""
+    groups: dict[str, list[Problem]] = defaultdict(list)
+    for problem in problems:
+        groups[problem.text.replace(f"/{problem.name}.", "/.")].append(problem)
+    shown = list(groups.values())[:max_shown]
+    sentences = [
+        group[0].text + (f" (and {len(group) - 1:,} more)" if len(group) > 1 else "")
+        for group in shown
+    ]
+    more = len(problems) - sum(map(len, shown))
+    return [*sentences, f"and {more:,} more"] if more else sentences
+
+
 def _describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str:
     """Return one sentence with the number of problems and the first few of them."""
-    first = "; ".join(problem.text for problem in problems[:_MAX_SHOWN])
-    more = len(problems) - _MAX_SHOWN
-    rest = f"; and {more} more" if more > 0 else ""
-    allowed = ""
+    sentences = describe_problems(problems, _MAX_SHOWN)
     if any(problem.kind == "unknown label" for problem in problems):
-        allowed = f"; known labels: {ranges(space.allowed)}"
-    return f"{len(problems)} of {total} images cannot be used: {first}{rest}{allowed}"
+        sentences.append(f"known labels: {ranges(space.allowed)}")
+    return f"{len(problems)} of {total} images cannot be used: {'; '.join(sentences)}"
 
 
 def images_by_label(index: LabelIndex) -> Counter[int]:
