@@ -79,7 +79,7 @@ def choose_options(step: Step) -> Choice | None:
 
 
 def _ious(step: Step, images: ImagesConfig) -> Ious:
-    """Return the IoU of each class on the held-out images, predicted as a config says."""
+    """Return the IoU of each class on the held-out images, predicted under a config."""
     confusion = ConfusionMatrix(step.network.num_classes, step.dist.device)
     first_new = step.growth.first_new
     batches = ((batch.images, batch.sure_targets(first_new)) for batch in step.held_out())

@@ -235,7 +235,7 @@ class Method:
         return ", ".join(how)
 
     def grow(self, network: Network, num_new: int) -> None:
-        """Add the new channels to the network, initialized as `init` says."""
+        """Add the new channels to the network, initialized by `init`."""
         init = self.config.init
         if init != "auxiliary":
             network.grow(num_new, init, self.growth.new_origins)

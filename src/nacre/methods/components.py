@@ -74,7 +74,7 @@ def shared_modules_of(method: Method) -> Shared:
 
 
 def freeze(method: Method, step: Step) -> list[nn.Parameter]:
-    """Freeze modules as the config says; return the parameters that this froze."""
+    """Freeze the modules that the config names; return the parameters that this froze."""
     frozen: list[nn.Parameter] = []
     for module in _frozen_modules(method, step.network):
         frozen += [value for value in module.parameters() if value.requires_grad]
@@ -178,7 +178,7 @@ def auxiliary_row(method: Method, batch: Batch, student: Output) -> dict[str, Te
 
 
 def fuse(method: Method, step: Step) -> None:
-    """Interpolate between the weights before and after the step, if the config says so."""
+    """Interpolate between the weights before and after the step, if the config has a fusion."""
     rule = method.config.fusion
     if rule == "off" or not step.weights_before:
         return

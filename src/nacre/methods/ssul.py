@@ -97,7 +97,7 @@ class Ssul(Method):
         classifier_of(network).grow_from("unknown", num_new)
 
     def prepare(self, step: Step) -> None:
-        """Add the unknown row in step 0, and the branches if the config says so."""
+        """Add the unknown row in step 0, and the branches if the config has them."""
         if not self.num_old:
             classifier = classifier_of(step.network)
             if self.config.branches:

@@ -50,7 +50,7 @@ class Kind:
         config: the class of its configs.
         build: makes a network from a config, the channels of each step that was learned (step 0's
             include the background), the side of the training crops, and whether to load weights.
-            The network's `config` says how to build it again without files or downloads.
+            The network's `config` is enough to build it again without files or downloads.
         make: for a network in an adapter: makes only the library's module with a number of
             classes, with random weights and without running it.
     """

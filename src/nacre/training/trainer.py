@@ -115,7 +115,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def end_update(self) -> None:
-        """Clip the gradients if the config says so, and update the parameters."""
+        """Clip the gradients if the config sets a limit, and update the parameters."""
         limit = self.config.grad_clip_norm
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), limit)
