@@ -17,7 +17,7 @@ from nacre.data.index import (
     Pair,
     build_index,
     images_by_label,
-    index_path,
+    index_paths,
     pixels_by_label,
     scan,
 )
@@ -132,9 +132,27 @@ def test_read_only_data_are_left_alone(tmp_path: Path, scanned: list[str]) -> No
     try:
         first = _build(pairs, root)
         assert not (root / "nacre-index").exists()
-        cache = index_path(root, "train")
+        cache = index_paths(root, "train")[-1]
         assert cache.is_relative_to(tmp_path / "user-cache" / "nacre")
         assert "masks/a.png" in cache.read_text()
+        scanned.clear()
+        assert _build(pairs, root) == first
+        assert scanned == []
+    finally:
+        root.chmod(0o755)
+
+
+def test_a_stale_index_in_read_only_data_is_replaced_in_the_cache(
+    tmp_path: Path, scanned: list[str]
+) -> None:
+    root = tmp_path / "data"
+    pairs = make_pairs(root, MASKS)
+    first = _build(pairs, root)
+    for pair in pairs:
+        os.utime(pair.mask, (1, 1))
+    root.chmod(0o555)
+    try:
+        assert _build(pairs, root) == first
         scanned.clear()
         assert _build(pairs, root) == first
         assert scanned == []

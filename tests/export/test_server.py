@@ -218,6 +218,22 @@ def test_a_request_does_not_wait_forever(opened, monkeypatch) -> None:
         assert first.result() == 200
 
 
+def test_a_request_whose_client_left_is_not_computed(opened, monkeypatch, capfd) -> None:
+    model = Slow(opened, 7)
+    monkeypatch.setattr(server_module, "MAX_RUNNING", 1)
+    with serving(model) as port, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(ask_width, port, 7)
+        wait_until(lambda: model.count == 1)
+        with socket.create_connection(("127.0.0.1", port)) as leaving:
+            leaving.sendall(post("Content-Length: 3", query="?height=1&width=1") + b"abc")
+        last = pool.submit(ask_width, port, 8)
+        time.sleep(0.2)
+        model.go.set()
+        assert (first.result(), last.result()) == (200, 200)
+    assert model.count == 2
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
     model = Slow(opened, 7)
     model.classify = lambda image: [][1]

@@ -246,14 +246,17 @@ def test_a_tiff_is_the_same_image_in_parts(tmp_path: Path, mode: str, tags: dict
 
 
 @pytest.mark.filterwarnings("ignore:Dataset has no geotransform")
-def test_a_turned_image_with_a_georeference_is_refused(model, tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [None, 32])
+def test_a_turned_image_with_a_georeference_is_refused(
+    model, tmp_path: Path, window: int | None
+) -> None:
     rasterio = pytest.importorskip("rasterio", reason="rasterio is not installed")
     path = tmp_path / "turned.tif"
     Image.fromarray(noise_image((30, 50))).save(path, tiffinfo={274: 6})
     with rasterio.open(path, "r+") as file:
         file.transform = rasterio.Affine(0.5, 0, 500_000, 0, -0.5, 5_300_000)
     with pytest.raises(NacreError, match=r"turned\.tif has a georeference and an orientation"):
-        predict_all(model, [str(path)], tmp_path / "seen")
+        predict_all(model, [str(path)], tmp_path / "seen", window=window)
 
 
 VRT = """<VRTDataset rasterXSize="40" rasterYSize="30"><VRTRasterBand dataType="Byte" band="1">

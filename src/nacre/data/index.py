@@ -140,13 +140,13 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
         NacreError: Files are missing or damaged, sizes differ, or a label is unknown. The message
             names the first few of all problems.
     """
-    path = index_path(root, split)
-    stored = _load(path)
+    stored = [_load(path) for path in index_paths(root, split)]
+    known = {(key, files): pixels for place in stored for key, (files, pixels) in place.items()}
     # Taken before the files are read: the next call notices a change in the meantime.
     signatures = [_signature(pair) for pair in pairs]
     keys = [str(pair.mask).removeprefix(f"{root}{os.sep}") for pair in pairs]
     results: list[Contents | Problem | None] = [
-        Contents(stored[key][1]) if key in stored and stored[key][0] == signature else None
+        Contents(known[key, signature]) if signature and (key, signature) in known else None
         for key, signature in zip(keys, signatures, strict=True)
     ]
     changed = [i for i, result in enumerate(results) if result is None]
@@ -161,8 +161,8 @@ def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: 
         for key, signature, result in zip(keys, signatures, complete, strict=True)
         if signature is not None and isinstance(result, Contents)
     }
-    if current != stored:
-        _save(path, current)
+    if current not in stored:
+        _save(root, split, current)
     index, problems = make_index(pairs, complete, space)
     if problems:
         raise NacreError(_describe(problems, len(pairs), space))
@@ -228,35 +228,39 @@ class _Cache(BaseModel):
     masks: Stored
 
 
-def index_path(root: Path, split: str) -> Path | None:
-    """Return the path of the index: in the data folder if possible, else in the user's cache."""
+def index_paths(root: Path, split: str) -> list[Path]:
+    """Return the places of the index: in the data folder, and in the user's cache."""
     root = root.resolve()
-    path = root / FOLDER / f"{split}.json"
-    # Do not write to the target of a link.
-    if (path.exists() or _is_writable(root)) and not path.parent.is_symlink():
-        return path
+    paths = [root / FOLDER / f"{split}.json"]
+    if paths[0].parent.is_symlink():
+        paths = []  # do not write to the target of a link
     cache = user_cache()
-    digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
-    return None if cache is None else cache / f"{root.name}-{digest}" / f"{split}.json"
+    if cache is not None:
+        digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+        paths.append(cache / f"{root.name}-{digest}" / f"{split}.json")
+    return paths
 
 
-def _load(path: Path | None) -> Stored:
+def _load(path: Path) -> Stored:
     """Read a stored index; return an empty one if the file is missing or damaged."""
     try:
-        return _Cache.model_validate_json(path.read_bytes()).masks if path else {}
+        return _Cache.model_validate_json(path.read_bytes()).masks
     except (OSError, ValueError):  # pydantic's and the decoder's errors are ValueErrors
         return {}
 
 
-def _save(path: Path | None, stored: Stored) -> None:
-    """Save an index; log a warning if that is impossible."""
+def _save(root: Path, split: str, stored: Stored) -> None:
+    """Save an index in the first place that is writable; log a warning if there is none."""
     text = json.dumps({"version": _VERSION, "masks": stored}, separators=(",", ":"))
-    try:
-        if path is None:
-            raise NacreError("the data are read-only and the user has no home folder")
-        save_text(path, text)
-    except (NacreError, OSError) as error:
-        _LOG.warning("the index could not be stored, and is built again each time: %s", error)
+    for path in index_paths(root, split):
+        if path.is_relative_to(root.resolve()) and not _is_writable(root):
+            continue
+        try:
+            save_text(path, text)
+            return
+        except (NacreError, OSError) as error:
+            _LOG.info("the index could not be stored at %s: %s", path, error)
+    _LOG.warning("the index of %s could not be stored, and is built again each time", root)
 
 
 def _signature(pair: Pair) -> FileSignature | None:

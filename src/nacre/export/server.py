@@ -15,6 +15,7 @@ An error is one sentence of plain text. Status 503 tells with Retry-After when t
 import contextlib
 import io
 import json
+import select
 import socket
 import sys
 import threading
@@ -198,10 +199,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Wait until few other requests are running."""
+        """Wait until few other requests are running; stop if the client has left meanwhile."""
         if not self.server.running.acquire(timeout=MAX_WAIT_SECONDS):
             raise BadRequest("the server is busy; try again", HTTPStatus.SERVICE_UNAVAILABLE)
         try:
+            has_news = bool(select.select([self.connection], [], [], 0)[0])
+            if has_news and not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionAbortedError
             yield
         finally:
             self.server.running.release()

@@ -232,7 +232,8 @@ def _predict(
     """Predict an input; return True if it was stopped before its end."""
     if source.path.suffix.lower() in VIDEO_SUFFIXES:
         return _predict_video(predictor, source, results, should_stop)
-    if predictor.window is not None or rasters.is_georeferenced(source.path):
+    # A georeferenced file that cannot keep its coordinates is refused, so it is checked first.
+    if rasters.is_georeferenced(source.path) or predictor.window is not None:
         _predict_raster(predictor, source, results)
         return False
     pixels = np.asarray(to_rgb(source.path))
@@ -248,20 +249,21 @@ def _predict(
 def _predict_raster(predictor: Predictor, source: Input, results: _Results) -> None:
     """Predict an image that may be too large for the memory, block by block."""
     channels = results.channels
-    with rasters.open_raster(source.path) as raster, contextlib.ExitStack() as stack:
+    with rasters.open_raster(source.path) as raster:
         classes = rasters.make_class_map(raster.size, len(channels), results.out)
         mask = results.path("masks", source.stem, ".tif" if raster.georeference else ".png")
-        write = None
-        if mask and raster.georeference:
-            write = stack.enter_context(rasters.write_geotiff(mask, raster, channels))
-        num_done = 0
-        progress = stack.enter_context(show_progress("windows of a large image"))
-        for block in predictor.blocks(_reader(raster), raster.size):
-            classes[block.rows, block.columns] = block.classes.numpy()
-            if write:
-                write(block.rows, block.columns, block.classes.numpy())
-            num_done += block.classes.numel()
-            progress(num_done, classes.size)
+        with contextlib.ExitStack() as stack:  # a GeoTIFF is complete at its end
+            write = None
+            if mask and raster.georeference:
+                write = stack.enter_context(rasters.write_geotiff(mask, raster, channels))
+            num_done = 0
+            progress = stack.enter_context(show_progress("windows of a large image"))
+            for block in predictor.blocks(_reader(raster), raster.size):
+                classes[block.rows, block.columns] = block.classes.numpy()
+                if write:
+                    write(block.rows, block.columns, block.classes.numpy())
+                num_done += block.classes.numel()
+                progress(num_done, classes.size)
         if mask and not raster.georeference:
             write_mask(mask, classes, channels.colors)
         if path := results.path("overlays", source.stem, ".jpg"):
