@@ -226,6 +226,6 @@ def test_a_read_only_folder_is_one_sentence(finished, tmp_path):
     (tmp_path / "run").chmod(0o555)
     said = unprivileged.without_privileges(refused)
     (tmp_path / "run").chmod(0o755)
-    assert said == f"{tmp_path / 'run'} cannot be a run folder: Permission denied"
+    assert said == f"`nacre run` cannot use the folder {tmp_path / 'run'}: Permission denied"
     tiny_run(tmp_path / "run")
     assert results(tmp_path / "run") == results(finished)

@@ -124,7 +124,7 @@ def test_weights_that_are_not_there_are_refused_before_the_data_are_read(tmp_pat
 
 def test_a_file_is_not_a_run_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NacreError, match="cannot be a run folder"):
+    with pytest.raises(NacreError, match="`nacre run` cannot use the folder"):
         tiny_run(tmp_path / "file")
 
 

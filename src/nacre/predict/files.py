@@ -72,14 +72,14 @@ def find_inputs(sources: Sequence[str], out: Path) -> list[Input]:
     """
     found = [path for source in sources for path in _paths(source, out.resolve())]
     # Without `..`, which would put a result outside the folder of the results.
-    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in found))
-    names = names_below(paths)
+    paths = {Path(os.path.abspath(path)): path for path in found}
+    names = names_below([*paths])
     # Inputs that share a stem have their full name, which may be the stem of another input.
     stems = [str(name.with_suffix("")) for name in names]
     counts = Counter([*stems, *map(str, names)])
     return [
         Input(path, str(name), stem if counts[stem] == 1 else str(name))
-        for path, name, stem in zip(paths, names, stems, strict=True)
+        for path, name, stem in zip(paths.values(), names, stems, strict=True)
     ]
 
 

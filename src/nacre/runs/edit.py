@@ -7,9 +7,9 @@ A model of the ledger is its backbone, which never changes, and rows of sums by 
     forget a class     drops the rows of a class, as if its pixels had been ignored
     merge models       joins the rows of all of them; steps of a common start count once
 
-and the head solved from the remaining rows is that of a model which learned from the same pixels
-only. An edit cannot change masks: background that a model took for a known class before a step was
-learned was not counted in that step (`nacre.methods.ledger`).
+and the head is solved from the remaining rows. A model that learned from these pixels alone has
+the same head. An edit cannot change masks: background that a model took for a known class before a
+step was learned was not counted in that step (`nacre.methods.ledger`).
 """
 
 import copy

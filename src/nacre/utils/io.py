@@ -204,7 +204,7 @@ def locked(path: Path, work: str) -> Iterator[None]:
 
     Args:
         path: The folder.
-        work: Command that works in such folders, for errors: ``run`` or ``grid``.
+        work: The command that works in it, for errors.
     """
     from filelock import FileLock, Timeout
 
@@ -216,7 +216,9 @@ def locked(path: Path, work: str) -> Iterator[None]:
         raise InUse(f"{path} is in use: another `nacre {work}` works in it") from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):  # the file system has no locks
-            raise NacreError(f"{path} cannot be a {work} folder: {error.strerror}") from error
+            raise NacreError(
+                f"`nacre {work}` cannot use the folder {path}: {error.strerror}"
+            ) from error
     try:
         yield
     finally:
