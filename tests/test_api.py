@@ -1,5 +1,6 @@
 import os
 import pydoc
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import nacre
 from nacre.data.scenes import ScenesConfig
 from nacre.errors import NacreError
 from nacre.evaluation.metrics import confusion_matrix, iou_by_class
+from nacre.models.io import load_model, save_model
 from nacre.training.events import Saved
 from partial_data import LABELS, write_folder
 from tiny_runs import TINY
@@ -110,6 +112,16 @@ def test_a_turned_photograph_is_upright_in_every_form(model, tmp_path, orientati
     assert all(one.mask.shape == upright.shape[:2] for one in seen)
     assert all(np.array_equal(one.mask, seen[0].mask) for one in seen)
     assert all(np.array_equal(one, overlays[0]) for one in overlays)
+
+
+def test_a_model_with_weights_that_are_not_finite_is_refused(finished, tmp_path):
+    path = shutil.copytree(finished / "step-2", tmp_path / "step-2") / "model.safetensors"
+    network, info, state = load_model(path)
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[0] = float("nan")
+    save_model(path, network, info, state)
+    with pytest.raises(NacreError, match="has values that are not finite, because training div"):
+        nacre.load(path)
 
 
 def test_arguments_lie_over_the_config_and_beside_its_values(monkeypatch, tmp_path):

@@ -166,6 +166,7 @@ def test_a_report_of_forgetting_counts_unknown_pixels_as_background() -> None:
     network = build_network(DeepLabConfig(backbone="tiny", decoder_channels=8), 3, 32).eval()
     assert isinstance(network, DeepLab)
     with torch.no_grad():
+        network.classifier.rows[0].bias[1] += 6  # without the row, all would be class 1
         network.classifier.add_row("unknown")
         network.classifier.unknown.bias += 12
     images, targets = torch.zeros(1, 3, 32, 32), torch.zeros(1, 32, 32, dtype=torch.long)

@@ -2,6 +2,7 @@
 
 import io
 from base64 import b64decode
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
-from nacre.api.model import load
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import IGNORE_INDEX
+from nacre.models.build import build_network
+from nacre.models.config import DeepLabConfig
+from nacre.models.deeplab import DeepLab
+from nacre.models.io import find_model, load_model, save_model
 from nacre.report.images import (
     Sheet,
     SheetRow,
@@ -21,6 +26,7 @@ from nacre.report.images import (
     comparison_sheet,
     data_uri,
     open_data,
+    predict_masks,
 )
 from nacre.report.results import load_results
 
@@ -44,20 +50,47 @@ def test_joint_training_does_not_count_for_the_disagreement(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "how"),
+    ("images", "settings"),
     [
-        ({"crop_size": 32}, ()),
-        ({"crop_size": 16, "eval_mode": "sliding"}, ("sliding", 16)),
+        ({}, {}),
+        ({"crop_size": 16, "eval_mode": "sliding"}, {"window": 16}),
+        ({}, {"mirror": True}),
+        ({}, {"edges": True}),
     ],
+    ids=["whole", "windows", "mirror", "edges"],
 )
-def test_masks_are_predicted_as_in_tests(make_run: Any, images: Any, how: Any) -> None:
-    path = make_run("a", networks=True, images=images)
+@torch.no_grad()
+def test_masks_are_predicted_as_in_tests(make_run: Any, images: Any, settings: Any) -> None:
+    path = make_run("a", networks=True, images={"crop_size": 32, **images})
+    pixels = make_sheet([path], 1).rows[0].image.pixels
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    network, info, _ = load_model(find_model(path))
+    assert isinstance(network, DeepLab)
+    # An untrained network predicts one class everywhere, unless all have the same mean score.
+    means = network(batch).logits.mean((0, 2, 3))
+    classifier = network.classifier
+    classifier.set_rows(classifier.weight(slice(None)), classifier.bias(slice(None)) - means)
+    flags = {key: value for key, value in settings.items() if key != "window"}
+    save_model(find_model(path), network, replace(info, **flags), {})
     sheet = make_sheet([path], 1)
-    (row,) = sheet.rows
-    batch = torch.from_numpy(row.image.pixels).permute(2, 0, 1)[None]
-    mask = Predictor(load(path, "cpu").network, *how).classes(batch)[0].numpy()
-    assert np.array_equal(row.masks[0], mask)
+    mask = Predictor(network, **settings).classes(batch)[0].numpy()
+    assert np.array_equal(sheet.rows[0].masks[0], mask)
     assert set(sheet.shown_channels()) >= set(np.unique(mask).tolist())
+    plain = Predictor(network).classes(batch)[0].numpy()
+    assert np.array_equal(mask, plain) == (not settings)
+
+
+def test_unknown_pixels_are_shown_as_background() -> None:
+    network = build_network(DeepLabConfig(backbone="tiny", decoder_channels=8), 3, 32).eval()
+    assert isinstance(network, DeepLab)
+    network.classifier.rows[0].bias.data[1] += 6
+    network.classifier.add_row("unknown")
+    assert isinstance(network.classifier.unknown, nn.Conv2d)
+    network.classifier.unknown.bias.data += 12
+    black = TestImage("x", np.zeros((32, 32, 3), np.uint8), np.zeros((32, 32), np.uint8))
+    assert not predict_masks(Predictor(network), [black])[0].any()
+    network.classifier.keep_rows(frozenset())
+    assert (predict_masks(Predictor(network), [black])[0] == 1).all()
 
 
 def test_accuracy_counts_tested_pixels_only() -> None:

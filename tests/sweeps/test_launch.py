@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -171,3 +173,30 @@ def test_the_runs_of_a_killed_grid_save_and_end():
 
 OPTIONS = ["--scenarios", SCENARIO, "--methods", "ft,mib", *set_options(VALUES)]
 OPTIONS += ["--set", "train.epochs=12"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_killed_grid_resumes_to_the_metrics_of_an_undisturbed_one(tmp_path):
+    def grid(out):
+        command = [sys.executable, "-m", "nacre", "grid", "--out", str(out), "--json", *OPTIONS]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    undisturbed, first = grid(whole), grid(out)
+    events = out / "scenes_4-4_overlapped" / "ft-1" / "events.jsonl"
+    until = time.monotonic() + 600
+    while not (events.exists() and events.read_text().count('"train"') > 3):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    first.kill()
+    first.communicate()
+    said, _ = grid(out).communicate()
+    undisturbed.communicate()
+    assert undisturbed.returncode == 0
+    assert [run["state"] for run in json.loads(said)] == ["done", "done"]
+    metrics = sorted(whole.glob("scenes*/*/**/metrics.json"))
+    assert len(metrics) == 6
+    for path in metrics:
+        assert path.read_bytes() == (out / path.relative_to(whole)).read_bytes()

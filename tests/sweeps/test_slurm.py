@@ -95,6 +95,16 @@ def test_a_run_without_gpus_asks_for_none(slurm, tmp_path, monkeypatch):
     assert "--gpus" not in (slurm / "1.sh").read_text()
 
 
+def test_slurm_is_asked_every_half_minute_even_about_old_jobs(slurm, tmp_path, monkeypatch):
+    watcher = open_engine("slurm", check_grid(GRID), tmp_path).executor.job_class.watcher
+    watcher.register_job("1")
+    clock = time.time()
+    for passed, calls in ((7200, 1), (7215, 1), (7231, 2)):
+        monkeypatch.setattr("submitit.core.core._time.time", lambda now=clock + passed: now)
+        watcher.get_info("1")
+        assert watcher.num_calls == calls
+
+
 def test_a_job_that_left_no_result_is_lost(tmp_path):
     class Killed:
         job_id = "7"

@@ -34,6 +34,10 @@ def test_halving_finds_the_highest_that_passes_in_four_trials(last):
     assert len(found) <= 4
 
 
+def test_exactly_the_least_accuracy_passes():
+    assert highest({0.1: 0.4, 1.0: 0.39}, 0.4) == 0.1
+
+
 @pytest.fixture(scope="module")
 def whole():
     return open_scenario(tiny_config())

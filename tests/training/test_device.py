@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import nacre
 from fake_device import NEEDS, FakeDevice, fake_device
@@ -13,7 +14,9 @@ from nacre.evaluation.predictor import Predictor
 from nacre.methods import METHODS
 from nacre.models.build import build_network
 from nacre.models.config import DeepLabConfig
+from nacre.models.norm import InPlaceABN
 from nacre.runs.run import run_scenario
+from nacre.training import trainer as trainers
 from nacre.training.loop import update
 from nacre.utils.distributed import Distributed
 from nacre.utils.signals import Interrupted
@@ -72,6 +75,27 @@ def test_a_loss_scale_and_clipping_wait_for_nothing(device, name):
         trainer.method.values["count"]["iterations"].fill_(9)
     assert waits_of_updates(device, trainer, samples) == {}
     assert any(name.startswith("_fused_sgd") for name in device.kernels)
+
+
+class Alone(nn.Sequential):
+    """Stands in for `DistributedDataParallel`, which needs real processes."""
+
+    def __init__(self, network, **_):
+        super().__init__(network)
+
+    def forward(self, images, **options):
+        return self[0](images, **options)
+
+
+@pytest.mark.slow
+def test_several_processes_do_not_wait_in_in_place_norms(device, monkeypatch):
+    for name, value in (("is_initialized", True), ("get_world_size", 2), ("all_reduce", None)):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)
+    monkeypatch.setattr(trainers, "DistributedDataParallel", Alone)
+    dist = Distributed(0, 2, torch.device("cuda", 0))
+    trainer, _, samples = second_step("ft", "iabn", dist=dist, count=1)
+    assert waits_of_updates(device, trainer, samples, 1) == {}
+    assert any(isinstance(module, InPlaceABN) for module in trainer.network.modules())
 
 
 def test_a_test_of_many_batches_waits_once(device):
