@@ -75,7 +75,6 @@ class SheetRow:
 
     image: TestImage
     masks: tuple[Pixels, ...]
-    disagreement: float
     why: str
 
     def accuracy(self, column: int) -> float:
@@ -243,7 +242,7 @@ def choose_rows(
     others = rng.permutation(np.sort(order[num_first:]))[: count - num_first]
     reasons = ["predictions differ most"] * num_first + ["drawn at random"] * len(others)
     return tuple(
-        SheetRow(images[i], tuple(masks[i] for masks in columns.values()), scores[i], why)
+        SheetRow(images[i], tuple(masks[i] for masks in columns.values()), why)
         for i, why in zip([*order[:num_first], *others], reasons, strict=True)
     )
 
