@@ -67,10 +67,14 @@ def _judge_old(
     if iou is not None and before is not None:
         is_kept = before - iou <= max(MIN_IOU_LEARNED, MAX_LOSS * before)
         return ("kept", "") if is_kept else ("lost", "a larger weight of the method keeps more")
+    if agreement is not None and agreement >= MIN_AGREEMENT:
+        return "kept", "judged by agreement only, because no test image contains it"
     if agreement is not None:
-        if agreement >= MIN_AGREEMENT:
-            return "kept", "judged by agreement only, because no test image contains it"
-        return "lost", "judged by agreement only; give test images that contain it (--test)"
+        # Where the old model took new classes for it, a step that learns them lowers the agreement.
+        return "not tested", (
+            f"its agreement is {agreement:.0%}, so it was lost, or the new images hardly contain it: "
+            "give test images that contain it (--test)"
+        )
     return "not tested", "no image contains it: give a folder with it (--test)"
 
 
