@@ -72,7 +72,7 @@ def _judge_old(
     if agreement is not None:
         # Where the old model took new classes for it, a step that learns them lowers the agreement.
         return "not tested", (
-            f"its agreement is {agreement:.0%}, so it was lost, or the new images hardly contain it: "
+            f"its agreement is {agreement:.0%}: it was lost, or the new images hardly contain it; "
             "give test images that contain it (--test)"
         )
     return "not tested", "no image contains it: give a folder with it (--test)"
