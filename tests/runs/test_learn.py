@@ -388,7 +388,22 @@ def test_a_data_set_that_labels_nothing_and_an_empty_test_folder(pets, data, tmp
         Image.new("L", (32, 32)).save(path)
     with pytest.raises(NacreError, match="blank labels nothing"):
         learning(folder, tmp_path / "out", start=pets)
-    with pytest.raises(NacreError, match="--test blank: no image there has"):
+    with pytest.raises(NacreError, match="--test blank labels nothing: no mask"):
+        learning(data / "birds", tmp_path / "out", start=pets, tests=[str(folder)])
+
+
+def test_black_and_white_masks_say_what_to_write_in_classes_yaml(pets, data, tmp_path):
+    folder = tmp_path / "white"
+    shutil.copytree(data / "birds", folder)
+    (folder / "classes.yaml").write_text("classes: {1: animal}\n")
+    for path in (folder / "masks").iterdir():
+        mask = Image.new("L", (32, 32))
+        mask.paste(255, (0, 0, 9, 9))
+        mask.save(path)
+    remedy = "if 255 is animal, write `classes: {255: animal}` in classes.yaml"
+    with pytest.raises(NacreError, match=f"^white labels nothing: .*{remedy}"):
+        learning(folder, tmp_path / "out", start=pets)
+    with pytest.raises(NacreError, match=f"^--test white labels nothing: .*{remedy}"):
         learning(data / "birds", tmp_path / "out", start=pets, tests=[str(folder)])
 
 

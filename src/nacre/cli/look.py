@@ -206,6 +206,7 @@ def report_tables(report: "DataReport") -> Group:
 def _sentences(report: "DataReport") -> Iterator[str]:
     """Yield the numbers of images, the problems and the verdict of a report."""
     from nacre.data.index import describe_problems
+    from nacre.labels.space import explain_white_label
 
     yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
     for split in report.splits:
@@ -227,12 +228,7 @@ def _sentences(report: "DataReport") -> Iterator[str]:
     if report.empty_classes:
         yield f"no pixel in training: {', '.join(report.empty_classes)}"
     if report.white_label is not None:
-        (name,) = report.empty_classes
-        yield (
-            f"the masks contain {report.space.background} and {report.white_label} only, and "
-            f"{report.white_label} is ignored: no pixel is {name}; if {report.white_label} is "
-            f"{name}, write `classes: {{{report.white_label}: {name}}}` in classes.yaml"
-        )
+        yield explain_white_label(report.space)
     faulty = sum(len(split.problems) for split in report.splits)
     if report.is_valid:
         yield "every file can be used"

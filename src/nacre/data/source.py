@@ -15,7 +15,7 @@ from PIL import Image
 from nacre.data.image_io import Mask, open_image, read_mask
 from nacre.data.index import Contents, Pair, Problem, build_index, images_by_label, make_index, scan
 from nacre.errors import NacreError
-from nacre.labels.space import LabelIndex, LabelSpace
+from nacre.labels.space import LabelIndex, LabelSpace, white_label
 from nacre.utils.config import Config
 from nacre.utils.progress import show_progress
 from nacre.utils.system import expand_user
@@ -158,9 +158,7 @@ class DataReport:
     @property
     def white_label(self) -> int | None:
         """The ignored label if it is probably the only class: the masks are black and white."""
-        labels = set(images_by_label(self.splits[0].index))
-        is_alone = labels == {self.space.background, self.space.ignored}
-        return self.space.ignored if is_alone and len(self.space.names) == 1 else None
+        return white_label(self.space, images_by_label(self.splits[0].index))
 
     @property
     def empty_classes(self) -> tuple[str, ...]:

@@ -96,6 +96,26 @@ class LabelSpace:
         )
 
 
+def white_label(space: LabelSpace, labels: Iterable[int]) -> int | None:
+    """Return the ignored label if it is probably the only class: the masks are black and white.
+
+    Args:
+        space: The meaning of the labels.
+        labels: All labels in the masks.
+    """
+    is_alone = set(labels) == {space.background, space.ignored}
+    return space.ignored if is_alone and len(space.names) == 1 else None
+
+
+def explain_white_label(space: LabelSpace) -> str:
+    """Return what to write in classes.yaml if the ignored label of the masks is the only class."""
+    (name,), white = space.names.values(), space.ignored
+    return (
+        f"the masks contain {space.background} and {white} only, and {white} is ignored: no pixel "
+        f"is {name}; if {white} is {name}, write `classes: {{{white}: {name}}}` in classes.yaml"
+    )
+
+
 def ranges(values: Iterable[int]) -> str:
     """Format 1, 2, 3, 7 as ``1..3, 7``."""
     runs: list[list[int]] = []

@@ -15,7 +15,7 @@ from torch import nn
 
 from nacre.data import open_source
 from nacre.data.folder import FolderConfig
-from nacre.data.source import Source
+from nacre.data.source import SPLITS, Source
 from nacre.data.step_data import (
     LabeledSet,
     LearnData,
@@ -25,6 +25,7 @@ from nacre.data.step_data import (
 )
 from nacre.errors import NacreError
 from nacre.labels.channels import Channels
+from nacre.labels.space import explain_white_label, white_label
 from nacre.methods import Step, find_entry, find_method
 from nacre.models.build import is_own_network
 from nacre.models.io import find_model, load_model, read_info
@@ -179,7 +180,7 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
     _check_names([dataset.name for dataset in (*sets, *tests)])
     for dataset in sets:
         if not dataset.labeled:
-            raise NacreError(f"{dataset.name} labels nothing: no mask holds a pixel of a class")
+            raise NacreError(f"{dataset.name} labels nothing: {_why_unlabeled(dataset)}")
         if not len(dataset.train_index):
             raise NacreError(
                 f"{dataset.name} has no training images: without train.txt and val.txt one in five "
@@ -197,6 +198,14 @@ def open_learn_data(config: LearnConfig, before: Channels | None) -> LearnData:
     )
 
 
+def _why_unlabeled(dataset: LabeledSet) -> str:
+    """Return why no mask of a data set holds a pixel of a class."""
+    labels = {label for split in SPLITS for each in dataset.index(split).labels for label in each}
+    if white_label(dataset.space, labels) is not None:
+        return explain_white_label(dataset.space)
+    return "no mask holds a pixel of a class"
+
+
 def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[LabeledSet]:
     """Open folders for testing; their test images are tested, or all of them for ``NAME:all``."""
     plain = [Path(str(path).removesuffix(WHOLE)) for path in paths]
@@ -204,7 +213,7 @@ def open_tests(paths: Sequence[Path], rename: Mapping[str, str]) -> list[Labeled
     for path, (name, source) in zip(paths, open_folders(plain), strict=True):
         dataset = LabeledSet(name, source, rename, is_whole=path.name.endswith(WHOLE))
         if not dataset.labeled:
-            raise NacreError(f"--test {name}: no image there has a pixel of a class")
+            raise NacreError(f"--test {name} labels nothing: {_why_unlabeled(dataset)}")
         if not (len(dataset.val_index) or dataset.is_whole):
             raise NacreError(
                 f"--test {name}: none of its images is for testing; to test all of them, give "
