@@ -80,7 +80,9 @@ def test_masks_of_few_bits_keep_their_values(
 
 
 def test_masks_without_labels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NacreError, match=r"c\.jpg contains colors \(mode RGB\), not labels"):
+    with pytest.raises(NacreError, match=r"c\.png contains colors \(mode RGB\), not labels"):
+        read_mask(save_image(tmp_path / "c.png"))
+    with pytest.raises(NacreError, match=r"c\.jpg is a JPEG, whose compression changes labels"):
         read_mask(save_image(tmp_path / "c.jpg"))
     gray = tmp_path / "gray.png"
     Image.fromarray(MASK).save(gray, "JPEG")

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from rich.console import Console
 from small_data import blocks, make_pairs, save_image, save_mask, turned
 
@@ -105,6 +106,26 @@ def test_black_and_white_masks_are_a_problem_with_a_remedy(
     assert "every file can be used" not in text
     (root / "classes.yaml").write_text("classes: {255: plant}")
     assert _check(root).is_valid
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".JPEG"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_masks_that_are_jpeg_files_are_listed(root: Path, suffix: str, mode: str) -> None:
+    paths = sorted((root / "masks").iterdir())
+    for path in paths:
+        Image.open(path).convert(mode).save(path.with_suffix(suffix))
+        path.unlink()
+        told = f"{path.stem}{suffix} is a JPEG, whose compression changes labels; export the masks"
+        problems = (problem for split in _check(root).splits for problem in split.problems)
+        assert any(told in problem.text for problem in problems)
+    assert len(_problems(root)) == len(paths) - 1
+
+
+def test_a_mask_of_another_type_must_be_a_png(root: Path) -> None:
+    Image.open(root / "masks" / "p0.png").save(root / "masks" / "p0.bmp")
+    (root / "masks" / "p0.png").unlink()
+    (text,) = _problems(root)
+    assert text.endswith("p0.bmp must be a PNG file named .png")
 
 
 @pytest.mark.parametrize("kind", ["images/p0.jpg", "masks/p0.png"])

@@ -60,7 +60,7 @@ class Folder(FileSource):
         self._images, self._masks = _files(images, IMAGE_SUFFIXES), _files(masks, (".png",))
         if not self._images:
             raise NacreError(f"{images} contains no images ({', '.join(IMAGE_SUFFIXES)})")
-        if not self._masks:
+        if not self._masks and not _files(masks, IMAGE_SUFFIXES):
             raise NacreError(f"{masks} contains no masks (.png)")
 
     @cached_property

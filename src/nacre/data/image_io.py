@@ -199,14 +199,14 @@ def _is_whole(image: Image.Image, file: BinaryIO) -> bool:
 def read_mask(path: Path) -> Mask:
     """Read the label values of a mask (H,W), as uint8 or, for a 16-bit mask, uint16."""
     with _naming(path, "mask"), _open_whole(path, "mask") as image:
-        if image.format == "JPEG" and image.mode == "L":
+        if image.format in ("JPEG", "MPO"):
             raise NacreError(
                 f"the mask {path} is a JPEG, whose compression changes labels; export the masks "
                 "as PNG from the annotation tool"
             )
         if orientation(image) != 1:
             raise NacreError(f"the mask {path} has EXIF data that rotate it; save it upright")
-        mode, is_exact = image.mode, image.format != "JPEG" and ";16" not in _stored_mode(image)
+        mode, is_exact = image.mode, ";16" not in _stored_mode(image)
         labels = stored_labels(image)
         if labels is None and mode in ("LA", "RGB", "RGBA") and is_exact:
             colors = np.asarray(image)[..., : 1 if mode == "LA" else 3]

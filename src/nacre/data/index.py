@@ -20,7 +20,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from nacre.data.image_io import count_labels, examine_image, read_mask
+from nacre.data.image_io import IMAGE_SUFFIXES, count_labels, examine_image, read_mask
 from nacre.errors import NacreError
 from nacre.labels.space import LabelIndex, LabelSpace, ranges
 from nacre.utils.io import save_text
@@ -114,7 +114,7 @@ def _examine(pair: Pair, decode: bool) -> Contents | Problem:
         if not isinstance(error.__cause__, FileNotFoundError):
             return Problem("unusable file", name, str(error))
         if image.exists():
-            return Problem("missing mask", name, f"the mask {mask} is missing")
+            return _without_mask(name, mask)
         return Problem("missing image", name, f"the image {image} is missing")
     height, width = labels.shape
     if size == (width, height):
@@ -125,6 +125,19 @@ def _examine(pair: Pair, decode: bool) -> Contents | Problem:
     else:
         text += "they must be equal"
     return Problem("sizes differ", name, text)
+
+
+def _without_mask(name: str, mask: Path) -> Problem:
+    """Return the problem of an image without a PNG mask; its mask may be a file of another type."""
+    suffixes = (each for suffix in IMAGE_SUFFIXES for each in (suffix, suffix.upper()))
+    other = next(filter(Path.exists, map(mask.with_suffix, suffixes)), None)
+    if other is None:
+        return Problem("missing mask", name, f"the mask {mask} is missing")
+    try:
+        read_mask(other)
+    except NacreError as error:
+        return Problem("unusable file", name, str(error))
+    return Problem("unusable file", name, f"the mask {other} must be a PNG file named .png")
 
 
 def build_index(pairs: Sequence[Pair], space: LabelSpace, *, root: Path, split: str) -> LabelIndex:
