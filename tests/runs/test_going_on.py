@@ -128,7 +128,7 @@ def test_a_test_set_that_changed_is_noticed(tmp_path):
     config = folder_config(root)
     stopped_run(run, config, 12)
     (root / "val.txt").write_text("p8\np9\n")
-    sentence = r"other data \(data.json.tests.0.images: 4 -> 2; data.json.tests.0.sha256: "
+    sentence = r"other data \(test images after step 0: 4 -> 2; test images after step 1: 4 -> 2\)"
     with pytest.raises(NacreError, match=sentence):
         run_scenario(config, run)
 

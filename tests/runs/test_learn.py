@@ -412,13 +412,25 @@ def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
     learning(data / "birds", out, start=pets)()
     with pytest.raises(NacreError, match=r"another config .*seed: 1 -> 2"):
         learning(data / "birds", out, start=pets, seed=2)()
-    with pytest.raises(NacreError, match="known"):
-        learning(data / "birds", out)()
     learning(data / "fish", tmp_path / "fish", start=out)()
-    with pytest.raises(NacreError, match=r"data.json.data.0.name: 'birds' -> 'fish'") as caught:
-        learning(data / "fish", out, start=pets)()
-    assert str(caught.value).count(" -> ") == 6  # the others are counted
-    assert " more); choose another --out" in str(caught.value)
+    refusals: list[tuple[tuple[str, object, tuple[str, ...]], str]] = [
+        (("birds", None, ()), rf"birds was learned with --start {pets}\S*; give the same options"),
+        (("birds", pets, ("fish",)), "birds was learned without --test; give the same options"),
+        (("fish", pets, ()), r"birds contains the model learned from birds \(.*\); choose another"),
+    ]
+    for (name, start, tests), sentence in refusals:
+        with pytest.raises(NacreError, match=sentence):
+            learning(data / name, out, start=start, tests=[str(data / test) for test in tests])()
+
+
+def test_a_start_model_that_has_changed_is_named(pets, data, tmp_path):
+    start = tmp_path / "pets"
+    shutil.copytree(pets, start)
+    learning(data / "birds", tmp_path / "birds", start=start)()
+    learning(data / "pets", tmp_path / "again", seed=3)()
+    shutil.copy(tmp_path / "again" / "model.safetensors", start)
+    with pytest.raises(NacreError, match=r"safetensors has changed since \S*birds was learned"):
+        learning(data / "birds", tmp_path / "birds", start=start)()
 
 
 @pytest.mark.parametrize("classes", ["{1: pearl, 4: pearl}", "[crate, pearl, crate]"])

@@ -152,5 +152,5 @@ def test_masks_that_were_changed_are_noticed(world, tmp_path):
     Image.fromarray(np.where(mask > 0, mask, (np.arange(40) < 3).astype(np.uint8))).save(
         folder / "masks/001.png"
     )
-    with pytest.raises(NacreError, match=r"data.json.data.0.train.labels: "):
+    with pytest.raises(NacreError, match=r"other data \(training images or masks of pets\)"):
         nacre.learn(folder, out=tmp_path / "out", config=TINY)

@@ -22,6 +22,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -148,10 +149,13 @@ class RunFolder:
         if self.is_empty:
             return
         saved = read_config(self.path, LearnConfig if self.one_step else RunConfig)
-        changed = {"another config": differences(result_values(saved), result_values(config))}
-        if self.fingerprint.exists():
-            saved_data = {"data.json": load_json(self.fingerprint)}
-            changed["other data"] = differences(saved_data, {"data.json": fingerprint})
+        saved_data = load_json(self.fingerprint) if self.fingerprint.exists() else fingerprint
+        if isinstance(saved, LearnConfig) and isinstance(config, LearnConfig):
+            _check_same_folders(self.path, (saved, saved_data), (config, fingerprint))
+        changed = {
+            "another config": differences(result_values(saved), result_values(config)),
+            "other data": _in_words(differences(saved_data, fingerprint), fingerprint),
+        }
         reasons = [f"{what} ({_first_few(keys)})" for what, keys in changed.items() if keys]
         if reasons:
             raise NacreError(
@@ -239,6 +243,73 @@ def check_shared(folder: RunFolder, fingerprint: dict[str, Any], dist: Distribut
     dist.on_main(refuse)
 
 
+def _check_same_folders(
+    path: Path,
+    saved: tuple[LearnConfig, dict[str, Any]],
+    given: tuple[LearnConfig, dict[str, Any]],
+) -> None:
+    """Refuse a folder that learned from other folders or another start, or has other tests."""
+    (config, data), (new_config, new_data) = saved, given
+
+    def names(content: dict[str, Any], key: str) -> list[str]:
+        return [str(one.get("name")) for one in content.get(key, [])]
+
+    if names(data, "data") != names(new_data, "data"):
+        classes = _first_few(data.get("new", []), ", ")
+        raise NacreError(
+            f"{path} contains the model learned from {', '.join(names(data, 'data'))} ({classes}); "
+            "choose another --out"
+        )
+    options = []
+    if data.get("start") != new_data.get("start"):
+        start = new_config.start and new_config.start.expanduser().absolute()
+        if start is not None and start == config.start:
+            raise NacreError(
+                f"{config.start} has changed since {path} was learned from it; choose another --out"
+            )
+        options.append(f"with --start {config.start}" if config.start else "without --start")
+    if names(data, "tests") != names(new_data, "tests"):
+        tests = [f"--test {test.name}" for test in config.tests]
+        options.append(f"with {' '.join(tests)}" if tests else "without --test")
+    if options:
+        raise NacreError(
+            f"{path} was learned {' and '.join(options)}; give the same options, or choose another "
+            "--out"
+        )
+
+
+def _in_words(lines: Sequence[str], fingerprint: dict[str, Any]) -> list[str]:
+    """Name the data that differ, without digests."""
+    words: dict[str, str] = {}
+    for line in lines:
+        key, _, change = line.partition(": ")
+        part, is_digest = _name_part(key.split("."), fingerprint), "…" in change
+        words[part] = words.get(part, "") if is_digest else f": {change}"
+    return [part + change for part, change in words.items()]
+
+
+def _name_part(keys: list[str], fingerprint: dict[str, Any]) -> str:
+    """Name a part of data.json, given by its keys."""
+    splits = {"train": "training", "val": "test"}
+    match keys:
+        case ["steps", step, "classes", label]:
+            return f"class {label} of step {step}"
+        case ["steps", step, _]:
+            return f"training images of step {step}"
+        case ["tests", step, _]:
+            return f"test images after step {step}"
+        case ["data" | "tests" as kind, i, "classes", label]:
+            return f"class {label} of {fingerprint[kind][int(i)]['name']}"
+        case ["data" | "tests" as kind, i, split, _]:
+            name = fingerprint[kind][int(i)]["name"]
+            return f"{splits.get(split, split)} images or masks of {name}"
+        case ["known"]:
+            return "classes of the start model"
+        case ["new"]:
+            return "new classes"
+    return ".".join(keys)
+
+
 def _versions() -> dict[str, Any]:
     return {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -252,7 +323,7 @@ def _versions() -> dict[str, Any]:
     }
 
 
-def _first_few(changes: list[str]) -> str:
+def _first_few(changes: list[str], separator: str = "; ") -> str:
     """Join differences; count those beyond a limit."""
     more = len(changes) - MAX_SHOWN_CHANGES
-    return "; ".join(changes[:MAX_SHOWN_CHANGES] + [f"and {more} more"] * (more > 0))
+    return separator.join(changes[:MAX_SHOWN_CHANGES] + [f"and {more} more"] * (more > 0))
