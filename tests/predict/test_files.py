@@ -173,6 +173,7 @@ def test_corrected_polygons_come_back_as_data(
     root.mkdir()
     Image.fromarray(noise_image((96, 120), 4)).save(root / "a.png")
     monkeypatch.setattr(files, "TOLERANCE_PIXELS", 0.0)
+    monkeypatch.setattr(files, "SMALLEST_REGION", 0.0)
     predict_all(model, [str(root)], tmp_path / "seen", ("labelme", "masks"))
     written = json.loads((tmp_path / "seen/labelme/a.json").read_text())
     assert (tmp_path / "seen/labelme" / written["imagePath"]).resolve() == root / "a.png"
@@ -183,6 +184,21 @@ def test_corrected_polygons_come_back_as_data(
     names = yaml.safe_load((tmp_path / "data" / "classes.yaml").read_text())["classes"]
     found = np.vectorize({0: "background", **names}.get)(labels)
     assert (found == model.predict(root / "a.png").names).all()
+
+
+@pytest.mark.parametrize(("window", "count"), [(None, 2), (32, 3)])
+def test_polygons_leave_out_regions_too_small_to_correct_and_masks_keep_them(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int | None, count: int
+) -> None:
+    """Regions are measured by the image, or by the windows that the network sees."""
+    classes = np.zeros((200, 200), np.uint8)
+    classes[20:90, 20:90] = 1
+    classes[120:180, 120:180] = 2
+    classes[150:153, 40:43] = 1  # 9 pixels: less than 40,000 / 2000, not than 32 x 32 / 2000
+    results = files._Results(model.info.channels, tmp_path, ("labelme",), None, window)
+    results.add("a.png", "a", None, classes)
+    written = json.loads((tmp_path / "labelme/a.json").read_text())
+    assert len(written["shapes"]) == count
 
 
 def write_map(path: Path, pixels: np.ndarray) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from nacre.importers.rasterize import fill_ring
-from nacre.predict.polygons import Ring, simplify, trace_rings
+from nacre.predict.polygons import Ring, leave_out_small, simplify, trace_rings
 
 
 def paint(rings: list[Ring], shape: tuple[int, int], tolerance: float = 0.0):
@@ -51,6 +51,20 @@ def test_a_rectangle_has_four_corners() -> None:
 def test_pixels_that_touch_only_at_a_corner_are_separate() -> None:
     classes = np.array([[1, 0], [0, 1]], np.uint8)
     assert [ring.area for ring in trace_rings(classes)] == [1, 1, 1, 1]
+
+
+def test_small_regions_and_holes_are_left_out_but_never_the_largest_of_a_class() -> None:
+    clean = np.zeros((20, 30), np.uint8)
+    clean[2:12, 3:15] = 1
+    clean[16:18, 20:22] = 2
+    dusty = clean.copy()
+    dusty[5, 6:8] = 0  # a hole
+    dusty[8, 8] = 2
+    dusty[15, 2:4] = 1
+    kept = leave_out_small(trace_rings(dusty), smallest=10)
+    assert [(ring.channel, ring.area) for ring in kept] == [(0, 600), (1, 120), (2, 4)]
+    assert (paint(kept, dusty.shape) == clean).all()
+    assert (paint(leave_out_small(trace_rings(dusty), smallest=1), dusty.shape) == dusty).all()
 
 
 @pytest.mark.parametrize("tolerance", [0.8, 1.5])

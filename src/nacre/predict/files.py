@@ -44,6 +44,9 @@ DEFAULT_OUTPUTS = ("masks", "overlays", "csv")
 VIDEO_SUFFIXES = (".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v")
 TOLERANCE_PIXELS = 1.0
 """Largest distance of LabelMe polygons from the edges of regions."""
+SMALLEST_REGION = 1 / 2000
+"""Smallest region of LabelMe polygons that a person can correct, as a fraction of the image, or of
+a window of a larger one."""
 
 ShouldStop = Callable[[], bool]
 
@@ -137,9 +140,15 @@ class _Results:
     """Paths and counts of the results; the CSV of class fractions grows row by row."""
 
     def __init__(
-        self, channels: Channels, out: Path, outputs: Sequence[str], fractions: TextIO | None
+        self,
+        channels: Channels,
+        out: Path,
+        outputs: Sequence[str],
+        fractions: TextIO | None,
+        window: int | None,
     ) -> None:
         self.channels, self.out, self.outputs, self.fractions = channels, out, outputs, fractions
+        self.window = window
         self.counts = np.zeros(len(channels), np.int64)
         self.done = 0
         self._add_row(["image", *map(csv_text, channels.names)])
@@ -149,10 +158,13 @@ class _Results:
         return self.out / output / f"{stem}{suffix}" if output in self.outputs else None
 
     def add(self, name: str, stem: str, image: Path | None, classes: ClassMap) -> None:
-        """Write the polygons and the class fractions of an image."""
+        """Write the polygons of an image, without small regions, and its class fractions."""
         if path := self.path("labelme", stem, ".json"):
             relative = _relative(image or Path(name), path.parent)
-            save_json(path, labelme(classes, self.channels.names, relative, TOLERANCE_PIXELS))
+            num_seen = min(classes.size, self.window**2) if self.window else classes.size
+            smallest = SMALLEST_REGION * num_seen
+            names = self.channels.names
+            save_json(path, labelme(classes, names, relative, TOLERANCE_PIXELS, smallest))
         counts = count_classes(classes, len(self.counts))
         self._add_row([csv_text(name), *(f"{count / counts.sum():.6f}" for count in counts)])
         self.counts += counts
@@ -210,7 +222,7 @@ def predict_all(
             out.mkdir(parents=True, exist_ok=True)
             path = out / "fractions.csv"
             fractions = stack.enter_context(path.open("w", newline="", encoding="utf-8"))
-        results = _Results(channels, out, outputs, fractions)
+        results = _Results(channels, out, outputs, fractions, predictor.window)
         progress = stack.enter_context(show_progress("predicting"))
         for i, source in enumerate(inputs):
             try:

@@ -6,7 +6,7 @@ rings reproduce the class map exactly. A large map is traced tile by tile, so th
 the edge of a tile becomes two rings.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,24 @@ def trace_rings(classes: ClassMap, tile: int = TILE) -> list[Ring]:
                 if ring.area > 0:
                     rings.append(Ring(ring.channel, ring.points + np.array([left, top]), ring.area))
     return sorted(rings, key=lambda ring: -ring.area)
+
+
+def leave_out_small(rings: Sequence[Ring], smallest: float) -> list[Ring]:
+    """Leave out rings with a smaller area, except the largest of each class.
+
+    What is painted below a ring takes its place, so that small holes are closed.
+
+    Args:
+        rings: Rings from the largest to the smallest.
+        smallest: Smallest area in pixels.
+    """
+    found = {0}  # background needs no ring of its own
+    kept = []
+    for ring in rings:
+        if ring.area >= smallest or ring.channel not in found:
+            kept.append(ring)
+            found.add(ring.channel)
+    return kept
 
 
 def _rings(classes: ClassMap) -> Iterator[Ring]:

@@ -16,7 +16,7 @@ from nacre.data.image_io import load as decode
 from nacre.errors import NacreError, shown
 from nacre.evaluation.predictor import Predictor
 from nacre.labels.channels import Channels, Color, is_wide
-from nacre.predict.polygons import ClassMap, simplify, trace_rings
+from nacre.predict.polygons import ClassMap, leave_out_small, simplify, trace_rings
 from nacre.utils.io import save
 
 AnyImage = str | Path | Image.Image | npt.NDArray[np.uint8 | np.uint16] | Tensor
@@ -165,7 +165,7 @@ def write_overlay(path: Path, pixels: Pixels, classes: ClassMap, colors: Sequenc
 
 
 def labelme(
-    classes: ClassMap, names: Sequence[str], image: str, tolerance: float
+    classes: ClassMap, names: Sequence[str], image: str, tolerance: float, smallest: float = 0.0
 ) -> dict[str, Any]:
     """Return a class map as the JSON of LabelMe, larger polygons first.
 
@@ -174,6 +174,7 @@ def labelme(
         names: Class name by channel.
         image: Path of the image relative to the JSON.
         tolerance: Largest distance in pixels of a polygon from the edge of its region.
+        smallest: Area in pixels below which regions are left out (`leave_out_small`).
     """
     shapes = [
         {
@@ -183,7 +184,7 @@ def labelme(
             "shape_type": "polygon",
             "flags": {},
         }
-        for ring in trace_rings(classes)
+        for ring in leave_out_small(trace_rings(classes), smallest)
     ]
     # Background below all other polygons needs none.
     while shapes and shapes[0]["label"] == "_background_":
