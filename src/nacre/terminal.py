@@ -189,6 +189,7 @@ class RunDisplay(Display):
         self.run_bar: TaskID | None = None
         self.step_bar: TaskID | None = None
         self.label = ""
+        self.judged: events.StepJudged | None = None
         self.start_time = self.last_line = time.monotonic()
         self.done = 0
 
@@ -218,9 +219,10 @@ class RunDisplay(Display):
                 text += "; now the decoder is trained"
                 self.console.print(Text(text), soft_wrap=True)
             case events.StepJudged():
+                self.judged = event
                 self._print(f"  step {event.step}: {judged_line(event)}")
             case events.OptionsChosen():
-                self._print(f"  step {event.step}: {chosen_line(event)}")
+                self._print(f"  step {event.step}: {chosen_line(event, self.judged)}")
             case events.StepLearned():
                 self._replace(f"{self.label} step {event.step}: testing", 1, 0)
             case events.ImagesTested() if self.step_bar is not None:
@@ -297,20 +299,37 @@ def abbreviate(names: Sequence[str], limit: int = 8) -> str:
 
 def judged_line(event: "events.StepJudged") -> str:
     """Return a line about the test of a decoder's updates."""
+    from nacre.methods.duo import MIN_GAIN
+
     means = f"mean IoU {100 * event.after:.1f} with them, {100 * event.before:.1f} without"
     if not event.kept:
-        return f"the decoder's updates are not kept: {means}"
+        rule = "they must raise it"
+        if event.step:
+            rule = (
+                f"after step 0 they must gain more than {100 * MIN_GAIN:g} points, as the images "
+            )
+            rule += "do not show the old classes"
+        return f"the decoder's updates are not kept: {means}; {rule}"
     names = ", ".join(event.classes) or "no class"
     return f"the decoder's updates are kept: {means}; it scores {names}, the ledger all classes"
 
 
-def chosen_line(event: "events.OptionsChosen") -> str:
-    """Return a line about the prediction options that were chosen on held-out images."""
+def chosen_line(event: "events.OptionsChosen", judged: "events.StepJudged | None" = None) -> str:
+    """Return a line about the prediction options that were chosen on held-out images.
+
+    Args:
+        event: The choice.
+        judged: The test of a decoder's updates that was printed before.
+    """
     options = [("the mirrored image", event.mirror), ("edges", event.edges)]
     names = " and ".join(name for name, is_chosen in options if is_chosen)
     if not names:
         return "predictions use neither the mirrored image nor edges: no gain on held-out images"
     means = f"mean IoU {100 * event.after:.1f} on held-out images, {100 * event.before:.1f} without"
+    if judged is not None and judged.step == event.step:
+        shown = judged.after if judged.kept else judged.before
+        if event.before > shown:
+            means += " (higher than above: the ledger has counted these images by now)"
     return f"predictions use {names}: {means}"
 
 

@@ -3,13 +3,15 @@ import warnings
 
 from rich.console import Console
 
-from nacre.terminal import RunDisplay, format_means
+from nacre.terminal import RunDisplay, chosen_line, format_means, judged_line
 from nacre.training.events import (
     ImagesTested,
     Iterated,
+    OptionsChosen,
     RunBegan,
     Saved,
     StepBegan,
+    StepJudged,
     StepLearned,
     StepSkipped,
     StepTested,
@@ -92,3 +94,22 @@ def test_a_notebook_without_widgets_gets_lines_and_no_warning(monkeypatch):
         warnings.simplefilter("error")
         with RunDisplay(console):
             pass
+
+
+def test_updates_that_are_not_kept_are_told_with_the_rule():
+    (first, later) = (judged_line(StepJudged(i, 0.601, 0.615, False, [])) for i in (0, 1))
+    means = "the decoder's updates are not kept: mean IoU 61.5 with them, 60.1 without; "
+    assert first == means + "they must raise it"
+    rule = "after step 0 they must gain more than 2 points, as the images do not show the old "
+    assert later == f"{means}{rule}classes"
+
+
+def test_a_mean_that_is_higher_than_that_of_the_updates_says_why():
+    chosen = OptionsChosen(1, True, False, 0.757, 0.772)
+    judged = StepJudged(1, 0.601, 0.615, False, [])
+    plain = "predictions use the mirrored image: mean IoU 77.2 on held-out images, 75.7 without"
+    assert chosen_line(chosen) == plain
+    note = " (higher than above: the ledger has counted these images by now)"
+    assert chosen_line(chosen, judged) == plain + note
+    assert chosen_line(chosen, StepJudged(0, 0.601, 0.615, False, [])) == plain
+    assert chosen_line(chosen, StepJudged(1, 0.601, 0.8, True, ["cat"])) == plain
