@@ -81,6 +81,23 @@ def test_colors_without_a_table_are_listed_and_may_be_named(mask: str, tmp_path:
     np.testing.assert_array_equal(got.mask("p"), LABELS)
 
 
+@pytest.mark.parametrize("mode", ["RGB", "P"])
+def test_masks_in_color_beside_classes_yaml_are_imported_if_the_user_names_their_colors(
+    mode: str, tmp_path: Path
+) -> None:
+    folder(tmp_path / "x")
+    save_text(tmp_path / "x" / "classes.yaml", "classes: {1: crop, 2: weed}")
+    path = tmp_path / "x" / "masks" / "p.png"
+    Image.open(path).convert(mode).save(path)
+    message = "the masks are in color" if mode == "RGB" else "is a data folder of nacre already"
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+    colors = _parse_colors("0,255,0=crop,255,0,0=weed")
+    got = Imported(tmp_path / "x", tmp_path / "y", colors=colors)
+    assert got.names == ["crop", "weed"]
+    np.testing.assert_array_equal(got.mask("p"), LABELS)
+
+
 def test_colors_that_are_not_named_end_the_import(tmp_path: Path) -> None:
     folder(tmp_path / "x")
     with pytest.raises(NacreError, match="colors without a class: 255,0,0 in 40 pixels;"):

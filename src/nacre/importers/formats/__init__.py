@@ -71,6 +71,9 @@ def recognize(reading: Reading, wanted: str | None = None) -> str:
     fitting = [(row, files) for row in rows if (files := row.find(export))]
     if not fitting and not wanted:
         fitting = [(row, files) for row in _others() if (files := row.find(export))]
+    if not fitting and reading.named_colors and wanted in (None, "masks"):
+        # Even for a data folder of nacre: its masks may have a palette.
+        fitting = [(FORMATS["masks"], files)] if (files := mask_folders.all_masks(export)) else []
     if not fitting:
         raise _not_recognized(export, rows[0].title if wanted else None)
     if len(fitting) > 1 and fitting[-1][0].name == "masks":

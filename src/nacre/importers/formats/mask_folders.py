@@ -61,12 +61,13 @@ _MAX_LINE_LENGTH = 500
 def find(export: Export) -> list[File]:
     """Return the tables of a folder of masks, or the masks if there is no table.
 
-    nacre's own folders need no import.
+    nacre's own folders need no import, unless their masks are in color.
     """
-    masks = _masks(export)
-    if not masks or export.named("classes.yaml"):
+    masks, tables = all_masks(export), _tables(export)
+    is_own = bool(export.named("classes.yaml")) or (is_nacres(export) and not tables)
+    if not masks or (is_own and not _are_in_color(masks)):
         return []
-    return _tables(export) or ([] if is_nacres(export) and not _are_in_color(masks) else masks)
+    return tables or masks
 
 
 def is_nacres(export: Export) -> bool:
@@ -76,7 +77,7 @@ def is_nacres(export: Export) -> bool:
 
 def are_black_and_white(export: Export) -> bool:
     """Return True if the masks have the values 0 and 255 and no other."""
-    return set(count_values(_each(_masks(export)[:_MAX_SAMPLES], "values"))) == {0, _WHITE}
+    return set(count_values(_each(all_masks(export)[:_MAX_SAMPLES], "values"))) == {0, _WHITE}
 
 
 def read(reading: Reading, files: list[File]) -> None:
@@ -89,7 +90,7 @@ def read(reading: Reading, files: list[File]) -> None:
 
 def _read_one(reading: Reading, table: File | None, root: str) -> None:
     export = reading.export
-    masks = {file: None for file in _masks(export) if file.is_inside(root)}
+    masks = {file: None for file in all_masks(export) if file.is_inside(root)}
     files = [
         file
         for file in export.images
@@ -142,7 +143,7 @@ def _pair(reading: Reading, masks: list[File], files: list[File], meaning: Meani
             reading.add_image(plain, near=file.folder, split=split, finder=finder, mask=mask)
 
 
-def _masks(export: Export) -> list[File]:
+def all_masks(export: Export) -> list[File]:
     """Return the masks: those of one type of folder, else those beside their images."""
     own = [file for file in export.images if not file.is_extra]
     words = {file: _mask_word(file) for file in own if file.suffix != ".jpg"}
