@@ -86,6 +86,13 @@ def test_an_error_for_a_missing_folder_describes_the_layout(root: Path, missing:
         _open(root)
 
 
+@pytest.mark.parametrize(("wrong", "right"), [("Images", "images"), ("mask", "masks")])
+def test_a_misspelled_folder_is_named(root: Path, wrong: str, right: str) -> None:
+    (root / right).rename(root / wrong)
+    with pytest.raises(NacreError, match=f"{root} has {wrong}; rename it to {right}$"):
+        _open(root)
+
+
 @pytest.mark.parametrize(
     ("train", "val", "message"),
     [

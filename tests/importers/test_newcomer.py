@@ -108,7 +108,7 @@ def test_texts_with_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
         ("a.json", '{"images": [}', "a.json is not valid JSON"),
         ("a.zip", "x", "contains another archive"),
         (".hidden", "x", "has no files"),
-        ("classes.yaml", "classes: {1: cat}", "data folder of nacre already"),
+        ("classes.yaml", "classes: {1: cat}", "has classes.yaml but no files in images/"),
         ("SegmentationClass/a.png", "x", "none of their files"),
         ("a.txt", "x", r"no known format \(it contains 1 .txt"),
     ],
@@ -121,5 +121,28 @@ def test_what_cannot_be_imported_is_said_with_advice(
         save_text(tmp_path / "x" / "gtFine" / "a_gtFine_labelIds.png", "x")
     if file == "data.yaml":
         save_text(tmp_path / "x" / "labels" / "p.txt", "0 0 0 1 0 1 1")
+    with pytest.raises(NacreError, match=message):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "message"),
+    [
+        (
+            "Images",
+            "masks",
+            "has Images; rename it to images, and use the folder",
+        ),
+        ("images", "Mask", "has Mask; rename it to masks"),
+        ("images", "png", "has classes.yaml but no files in masks/"),
+        ("images", "masks", "is a data folder of nacre already; use it as it is"),
+    ],
+)
+def test_a_data_folder_of_nacre_has_the_folders_images_and_masks(
+    images: str, masks: str, message: str, tmp_path: Path
+) -> None:
+    save_text(tmp_path / "x" / "classes.yaml", "classes: {1: cat}")
+    save_image(tmp_path / "x" / images / "a.jpg", SIZE)
+    save_png(tmp_path / "x" / masks / "a.png", filled(SIZE, (*BOX, 1)))
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")

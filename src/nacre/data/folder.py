@@ -11,7 +11,7 @@ import hashlib
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -53,6 +53,9 @@ class Folder(FileSource):
         images, masks = self.root / "images", self.root / "masks"
         for folder in (self.root, images, masks):
             if not folder.is_dir():
+                names = [path.name for path in self.root.glob("*/")]
+                if folder != self.root and (wrong := misspelled_folder(names)):
+                    raise NacreError(f"{self.root} has {wrong[0]}; rename it to {wrong[1]}")
                 raise NacreError(
                     f"there is no folder {folder}; a data folder contains images/, masks/ and "
                     "classes.yaml"
@@ -128,6 +131,20 @@ class Folder(FileSource):
         if not listed:
             raise NacreError(f"{path} names no image")
         return listed
+
+
+def misspelled_folder(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return the name of a subfolder that is not quite ``images`` or ``masks``, and the right one.
+
+    Args:
+        names: The names of all subfolders of a data folder.
+    """
+    found = sorted(names)
+    for right in (name for name in ("images", "masks") if name not in found):
+        for name in found:
+            if name.casefold() in (right, right.removesuffix("s")):
+                return name, right
+    return None
 
 
 def is_for_testing(name: str) -> bool:

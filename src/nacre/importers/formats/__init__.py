@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from nacre.data.folder import misspelled_folder
 from nacre.errors import NacreError
 from nacre.importers.documents import stream_json, stream_xml
 from nacre.importers.files import Export, File, outermost
@@ -246,8 +247,10 @@ def _advice(export: Export) -> str:
             "is Label Studio's export of brushes as PNG, which does not name the image of a mask; "
             "export it as JSON"
         )
-    if export.named("classes.yaml"):
-        return "is a data folder of nacre already; use it as it is"
+    if tables := export.named("classes.yaml"):
+        return _misfit(export, tables[0].folder) or (
+            "is a data folder of nacre already; use it as it is"
+        )
     if mask_folders.is_nacres(export):
         is_white = mask_folders.are_black_and_white(export)
         return (
@@ -258,4 +261,19 @@ def _advice(export: Export) -> str:
         )
     if export.with_suffix(".zip", ".tar", ".gz", ".7z", ".rar"):
         return "contains another archive; unpack it, then import"
+    return ""
+
+
+def _misfit(export: Export, root: str) -> str:
+    """Return why a folder with classes.yaml is no data folder of nacre yet, or nothing."""
+    paths = [file.path.removeprefix(f"{root}/") for file in export.files if file.is_inside(root)]
+    names = {path.partition("/")[0] for path in paths if "/" in path}
+    if wrong := misspelled_folder(names):
+        return f"has {wrong[0]}; rename it to {wrong[1]}, and use the folder without an import"
+    for name in ("images", "masks"):
+        if name not in names:
+            return (
+                f"has classes.yaml but no files in {name}/; a data folder of nacre contains "
+                "images/, masks/ and classes.yaml, and needs no import"
+            )
     return ""
