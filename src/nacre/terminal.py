@@ -305,10 +305,8 @@ def judged_line(event: "events.StepJudged") -> str:
     if not event.kept:
         rule = "they must raise it"
         if event.step:
-            rule = (
-                f"after step 0 they must gain more than {100 * MIN_GAIN:g} points, as the images "
-            )
-            rule += "do not show the old classes"
+            rule = f"after step 0 they must gain more than {100 * MIN_GAIN:g} points, "
+            rule += "as the images do not show the old classes"
         return f"the decoder's updates are not kept: {means}; {rule}"
     names = ", ".join(event.classes) or "no class"
     return f"the decoder's updates are kept: {means}; it scores {names}, the ledger all classes"

@@ -204,8 +204,14 @@ def test_what_cannot_be_edited_is_said_in_one_sentence(learned, folders, tmp_pat
         merge([whole, open_ledger(tmp_path / "else")])
     fine = {**RECIPE, "method": {"grid_stride": 8}}
     nacre.learn(folders["crate"], out=tmp_path / "fine", method="ledger", config=fine)
-    with pytest.raises(NacreError, match="cannot be merged: model is"):
+    with pytest.raises(NacreError, match="grid_stride is 16 in one and 8 in the other; learn both"):
         merge([whole, open_ledger(tmp_path / "fine")])
+    duo = {**RECIPE, "model": {**RECIPE["model"], "decoder": "light"}}
+    duo["train"] = {"batch_size": 8, "iterations": 1}
+    nacre.learn(folders["crate"], out=tmp_path / "duo", method="duo", config=duo)
+    sentence = "decoder is 'stages' in one and 'light' in the other.*; .* with the same --method$"
+    with pytest.raises(NacreError, match=sentence):
+        merge([whole, open_ledger(tmp_path / "duo")])
     values = {**RECIPE, "train": {"batch_size": 8, "iterations": 1}}
     nacre.learn(folders["crate"], out=tmp_path / "mib", method="mib", config=values)
     with pytest.raises(NacreError, match="keeps no sums of its classes"):

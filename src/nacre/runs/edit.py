@@ -42,6 +42,7 @@ from nacre.models.deeplab import DeepLab
 from nacre.models.io import ModelInfo, find_model, load_model, save_model
 from nacre.models.ledger import LedgerHead, RestHead, background_origins
 from nacre.models.network import Network
+from nacre.training.config import differences
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,22 @@ def _shared_steps(first: LedgerModel, second: LedgerModel) -> int:
 
 def _check_alike(first: LedgerModel, second: LedgerModel) -> None:
     """Refuse models whose sums are of different features."""
-    for key in ("model", "crop", "predict_mode"):
-        a, b = getattr(first.info, key), getattr(second.info, key)
-        if a != b:
-            raise NacreError(
-                f"the models cannot be merged: {key} is {a!r} in one and {b!r} in the other"
-            )
+    one, other = (
+        {**info.model, "images.crop_size": info.crop, "images.eval_mode": info.predict_mode}
+        for info in (first.info, second.info)
+    )
+    differing = [
+        line.replace(": ", " is ", 1).replace(" -> ", " in one and ", 1) + " in the other"
+        for line in differences(one, other)
+    ]
+    if differing:
+        methods = {
+            str(model.info.config.get("method", {}).get("name")) for model in (first, second)
+        }
+        raise NacreError(
+            f"the models cannot be merged: {', '.join(differing)}; learn both with the same "
+            + ("--method" if len(methods) > 1 else "values of these keys")
+        )
     mine, theirs = (_unchanged(model.network).state_dict() for model in (first, second))
     if not all(torch.equal(value, theirs[name]) for name, value in mine.items()):
         raise NacreError(
