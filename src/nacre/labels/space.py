@@ -203,8 +203,11 @@ def _class_names(classes: Any) -> dict[int, str]:
     names = {}
     for label, name in classes.items():
         if not isinstance(name, str) or not name.strip():
+            is_turned = isinstance(label, str) and type(name) is int
+            remedy = f"write label: name, as in {{{shown(name)}: {shown(label)[1:-1]}}}"
             raise NacreError(
-                f"the class of label {shown(label)} has the name {shown(name)}; it must be text"
+                f"the class of label {shown(label)} has the name {shown(name)}; "
+                + (remedy if is_turned else "it must be text")
             )
         if len(name) > _MAX_NAME_LENGTH or has_control_characters(name):
             raise NacreError(
