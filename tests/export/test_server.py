@@ -8,15 +8,20 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 from local_server import send, serving
+from nacre.cli.app import program
+from nacre.export import onnx_file
 from nacre.export import server as server_module
 from nacre.export.onnx_file import OnnxModel, noise_image
+from nacre.export.page import served_page
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +249,28 @@ def test_a_model_that_fails_is_one_line(opened, capfd) -> None:
     while not printed and time.monotonic() < deadline:  # it is printed after the response
         printed = capfd.readouterr().err
     assert printed == "a request failed: IndexError: list index out of range\n"
+
+
+def test_all_models_are_found_before_the_first_is_exported(
+    learned: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_onnx(*given: object) -> str:
+        raise AssertionError("exported")
+
+    monkeypatch.setattr(onnx_file, "export_onnx", export_onnx)
+    done = CliRunner().invoke(program, ["serve", str(learned), "nope"])
+    assert "no model at nope" in str(done.exception) + done.output
+    done = CliRunner().invoke(program, ["serve", str(learned)])
+    assert f"preparing {learned.name} (about a minute)" in done.output
+
+
+def test_a_page_of_two_models_names_the_classes_of_both(opened: OnnxModel) -> None:
+    def model(*steps: str):
+        history = [{"classes": [name], "images": 1} for name in steps]
+        return replace(opened.metadata, classes=["background", *steps], history=history)
+
+    text = served_page([("a", model("dog", "cat")), ("b", model("dog", "sheep"))])
+    assert "<h1>What is where: dog, cat, sheep</h1>" in text
+    assert "Learned in this order" not in text
+    text = served_page([("a", model("dog", "cat")), ("b", model("dog", "cat"))])
+    assert "Learned in this order: dog → cat." in text

@@ -136,9 +136,17 @@ def serve(
     ] = 0,
 ) -> None:
     """Serve models on this machine, with a page to try them on your own images."""
+    from nacre.export.onnx_file import OnnxModel
     from nacre.export.server import ModelServer
 
-    served = [(_display_name(model), _open_onnx(model, threads)) for model in models]
+    # All are opened before the first is exported, which takes long.
+    opened = [
+        OnnxModel(model, threads) if model.suffix == ".onnx" else _named(model) for model in models
+    ]
+    served = [
+        (_display_name(model), found if isinstance(found, OnnxModel) else _export(found, threads))
+        for model, found in zip(models, opened, strict=True)
+    ]
     try:
         server = ModelServer(served, (host, port))
     except OSError as error:
@@ -153,18 +161,18 @@ def serve(
             app.echo("stopped", err=True)
 
 
-def _open_onnx(model: Path, threads: int) -> "OnnxModel":
-    """Open an ONNX file; export a model of another format first."""
+def _export(model: "NamedModel", threads: int) -> "OnnxModel":
+    """Export a model to a temporary ONNX file and open it."""
     from nacre.export.onnx_file import OnnxModel, export_onnx
 
-    if model.suffix == ".onnx":
-        return OnnxModel(model, threads)
-    name, network, info = _named(model)
+    name, network, info = model
+    console = app.make_console()
+    console.print(f"preparing {name} (about a minute)", soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model.onnx"
-        with app.make_console().status("tracing and comparing with torch"):
+        with console.status("tracing and comparing with torch"):
             comparison = export_onnx(network, info, out)
-        app.make_console().print(f"{name}: {comparison}", soft_wrap=True, highlight=False)
+        console.print(f"{name}: {comparison}", soft_wrap=True, highlight=False)
         return OnnxModel(out, threads)
 
 

@@ -116,16 +116,16 @@ def _render(models: Sequence[Described], packed: list[tuple[str, str]] | None) -
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
     server = packed is None
-    last = models[-1][1]
     settings = {"models": settings_of(models), "server": server}
-    names = ", ".join(last.classes[1:])
+    classes = [*dict.fromkeys(name for _, model in models for name in model.classes[1:])]
+    names = ", ".join(classes)
     return environment.get_template("page.html.j2").render(
-        title=f"What is where: {names}" if len(names) < 90 else f"{len(last.classes) - 1} classes",
+        title=f"What is where: {names}" if len(names) < 90 else f"{len(classes)} classes",
         policy=_POLICY.format(connect="'self'" if server else "blob: data:"),
         place="Images are sent to the server that this page came from, and to no other."
         if server
         else "Everything happens in this page: no image leaves it, and it works offline.",
-        about=_about(last),
+        about=_about([model for _, model in models]),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup((TEMPLATES / "page.js").read_text(encoding="utf-8")),
         # Within a script element, only a tag could end it.
@@ -134,10 +134,15 @@ def _render(models: Sequence[Described], packed: list[tuple[str, str]] | None) -
     )
 
 
-def _about(metadata: Metadata) -> str:
-    steps = " → ".join(", ".join(map(str, step.get("classes", []))) for step in metadata.history)
+def _about(models: Sequence[Metadata]) -> str:
+    """Return sentences about the models; the order of the steps only if all have the same."""
+    orders = {
+        " → ".join(", ".join(map(str, step.get("classes", []))) for step in model.history)
+        for model in models
+    }
+    steps = orders.pop() if len(orders) == 1 else ""
     learned = f"Learned in this order: {steps}. " if steps else ""
-    return f"{learned}Made with nacre {metadata.version}."
+    return f"{learned}Made with nacre {models[-1].version}."
 
 
 def _pack(content: bytes) -> str:
