@@ -50,6 +50,15 @@ def test_a_folder_with_another_config_is_not_taken_for_the_grids_own(tmp_path, s
     assert [process.task.folder for process in started] == [mib.folder.path]
 
 
+def test_a_grid_whose_runs_are_all_refused_ends_like_every_refusal(tmp_path):
+    (ft,) = jobs_of(tmp_path, ["ft"])
+    run_scenario(tiny_config(scenario=SCENARIO, method="ft", train={"lr": 0.2}), ft.folder.path)
+    words = ["--scenarios", SCENARIO, "--methods", "ft", *set_options(VALUES)]
+    done = CliRunner().invoke(program, ["grid", *words, "--out", str(tmp_path)])
+    assert done.exit_code == 2, done.output
+    assert "holds a run with another config" in done.stderr
+
+
 def test_runs_wait_until_another_has_learned_their_step_0(tmp_path, started):
     ft, mib = jobs_of(tmp_path)
     begun = []

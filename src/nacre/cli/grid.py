@@ -204,7 +204,8 @@ def _finish(runs: "list[Job]", out: Path, json: bool, console: Console) -> None:
     if json:
         _print(runs, json)
     if len(done) < len(runs):
-        sys.exit(1)
+        others = (job for job in runs if job.state != "done")
+        sys.exit(2 if all(job.is_refused for job in others) else 1)
 
 
 def _print(runs: "list[Job]", json: bool) -> None:

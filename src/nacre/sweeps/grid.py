@@ -99,6 +99,7 @@ class Job:
         step_0: Key of step 0 in the cache.
         first: The job that learns step 0 for this one; None if it learns its own.
         problem: Reason why the run failed.
+        is_refused: True if it failed because its folder holds another run.
         attempts: Number of times that this process submitted the run.
         submitted: The engine's name for the run while the engine has it.
     """
@@ -114,6 +115,7 @@ class Job:
     first: "Job | None" = None
     state: State = "waiting"
     problem: str | None = None
+    is_refused: bool = False
     attempts: int = 0
     submitted: str | None = None
 
@@ -155,7 +157,7 @@ class Job:
         try:
             self.folder.check_same(self.config, self.fingerprint)
         except NacreError as error:
-            self.state, self.problem = "failed", str(error)
+            self.state, self.problem, self.is_refused = "failed", str(error), True
             return
         if self.folder.metrics.exists():
             self.state = "done"
