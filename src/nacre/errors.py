@@ -60,6 +60,11 @@ def shown(value: Any) -> str:
     return _SHORT.repr(value)
 
 
+def counted(count: int, singular: str, plural: str | None = None) -> str:
+    """Return ``1 image`` or ``3 images``."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
 def escape_control(text: str) -> str:
     """Replace control characters and surrogates in a text by their codes."""
     if text.isascii() and text.isprintable():

@@ -99,10 +99,10 @@ def test_a_misspelled_folder_is_named(root: Path, wrong: str, right: str) -> Non
         (
             "p01\nnope\n",
             "p02\n",
-            r"1 of the 2 names in .*train\.txt have neither .*: nope; a line is the path of",
+            r"1 of the 2 names in .*train\.txt has neither .*: nope; a line is the path of",
         ),
         ("p01\np01\n", "p02\n", r"train\.txt names an image more than once: p01"),
-        ("p01\n", "p01\n", r"1 images are both for training and for testing: p01; remove them"),
+        ("p01\n", "p01\n", r"1 image is both for training and for testing: p01; remove them"),
         ("", "p01\n", r"train\.txt names no image"),
         (None, "p01\n", r"has val\.txt but not train\.txt; give both lists or none"),
     ],

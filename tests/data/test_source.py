@@ -76,6 +76,7 @@ def test_all_problems_are_counted_and_named(root: Path) -> None:
     assert [problem.kind for problem in val.problems] == ["unusable file"]
     assert not report.is_valid
     text = _text(report)
+    assert "train: 5 images, val: 1 image\n" in re.sub(" *\n", "\n", text)
     assert "p3.png contains the unknown label 44 in 48 pixels" in text
     assert "5 images cannot be used" in text
     assert json.loads(json.dumps(report.as_dict()))["splits"][1]["problems"][0]["image"] == "p5"
@@ -144,4 +145,8 @@ def test_a_mask_of_the_unrotated_image_is_a_problem(root: Path) -> None:
     assert "EXIF data rotate the image, and the mask must match the rotated image" in text
     save_image(root / "images" / "p0.jpg", 8, 12, exif=turned(3))
     assert _problems(root) == []
-    assert _check(root).splits[0].turned == 1
+    report = _check(root)
+    assert report.splits[0].turned == 1
+    assert "EXIF data rotate 1 image; its mask must match what image viewers show" in _text(report)
+    save_image(root / "images" / "p0.jpg", 9, 9)
+    assert "1 image cannot be used" in _text(_check(root))

@@ -88,7 +88,7 @@ def test_an_error_names_the_archives_of_missing_files(tmp_path: Path) -> None:
         ("JPEGImages/../../o.jpg a.png\n", "leads out of"),
         ("a b c\n", r"the line 'a b c' is neither a name, which has no space, nor a pair"),
         ("2007_000032 -1\n", r"the line '2007_000032 -1' is neither a name"),
-        (f"{VAL[0]}\n", rf"1 images are both for training and for testing: {VAL[0]}"),
+        (f"{VAL[0]}\n", rf"1 image is both for training and for testing: {VAL[0]}"),
         ("2007_000032\n2007_000032\n", r"names the image '2007_000032' more than once"),
         ("\n", r"train_aug\.txt names no image"),
     ],

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, flag, option
-from nacre.errors import NacreError, unknown_name
+from nacre.errors import NacreError, counted, unknown_name
 
 if TYPE_CHECKING:
     from nacre.importers import ImportReport
@@ -101,7 +101,6 @@ def _parse_colors(text: str) -> dict[tuple[int, int, int], str]:
 
 def import_tables(report: "ImportReport") -> Group:
     """Return the report of an import: its classes, the problems, and the next command."""
-    from nacre.importers.problems import counted
     from nacre.importers.run import SHEET
 
     title = f"{report.format}: {counted(len(report.written), 'image')} in {report.target.name}"

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, option
+from nacre.errors import counted
 from nacre.terminal import RunDisplay, abbreviate
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
     from nacre.report.page import class_rows
 
     table = Table(
-        title=f"after step {metrics['step']}: IoU %, {metrics['images']:,} test images",
+        title=f"after step {metrics['step']}: IoU %, {counted(metrics['images'], 'test image')}",
         title_justify="left",
     )
     for column in ("class", "before", "after", "change", "agreement", "verdict", "tested on"):
@@ -215,7 +216,7 @@ def learn_table(metrics: dict[str, Any]) -> RenderableType:
     if agreement.get("iou"):
         text = (
             "agreement: IoU of a class between the predictions of the start model and of the new "
-            f"one, on {agreement['images']:,} new images"
+            f"one, on {counted(agreement['images'], 'new image')}"
         )
         lines.append(Text(text, "dim"))
     return Group(table, *lines)

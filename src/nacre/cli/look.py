@@ -14,7 +14,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, option
-from nacre.errors import NacreError, check
+from nacre.errors import NacreError, check, counted
 from nacre.terminal import abbreviate
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def _sentences(report: "DataReport") -> Iterator[str]:
     from nacre.data.index import describe_problems
     from nacre.labels.space import explain_white_label
 
-    yield ", ".join(f"{split.split}: {split.images:,} images" for split in report.splits)
+    yield ", ".join(f"{split.split}: {counted(split.images, 'image')}" for split in report.splits)
     for split in report.splits:
         kinds = Counter(problem.kind for problem in split.problems)
         for kind, count in kinds.items():
@@ -216,9 +216,10 @@ def _sentences(report: "DataReport") -> Iterator[str]:
         for sentence in describe_problems(split.problems, MAX_PROBLEMS):
             yield f"{split.split}: {sentence}"
         if split.turned:
+            masks = "its mask" if split.turned == 1 else "their masks"
             yield (
-                f"{split.split}: EXIF data rotate {split.turned:,} images; their masks must match "
-                "the rotated images, as image viewers show them"
+                f"{split.split}: EXIF data rotate {counted(split.turned, 'image')}; {masks} must "
+                "match what image viewers show"
             )
         if split.expected not in (None, split.images):
             yield (
@@ -233,7 +234,7 @@ def _sentences(report: "DataReport") -> Iterator[str]:
     if report.is_valid:
         yield "every file can be used"
     elif faulty:
-        yield f"{faulty:,} images cannot be used"
+        yield f"{counted(faulty, 'image')} cannot be used"
 
 
 def plan_table(scenario: "Scenario", plan: "list[StepPlan]") -> RenderableType:

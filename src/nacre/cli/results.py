@@ -11,6 +11,7 @@ from rich.text import Text
 
 from nacre.cli import app
 from nacre.cli.app import argument, flag, option
+from nacre.errors import counted
 
 if TYPE_CHECKING:
     from nacre.report.tables import ResultTable
@@ -119,7 +120,7 @@ def class_table(metrics: dict[str, Any]) -> RenderableType:
     from nacre.report.results import percent
 
     table = Table(
-        title=f"after step {metrics['step']}, {metrics['images']:,} test images",
+        title=f"after step {metrics['step']}, {counted(metrics['images'], 'test image')}",
         title_justify="left",
     )
     table.add_column("class")

@@ -120,8 +120,9 @@ class Folder(FileSource):
         listed = [_without_suffix(name) for name in names if name]
         unknown = [name for name in listed if name not in self._images and name not in self._masks]
         if unknown:
+            have = "has" if len(unknown) == 1 else "have"
             raise NacreError(
-                f"{len(unknown)} of the {len(listed)} names in {path} have neither an image nor "
+                f"{len(unknown)} of the {len(listed)} names in {path} {have} neither an image nor "
                 f"a mask: {first_names(unknown)}; a line is the path of an image below "
                 f"{self.root / 'images'}"
             )

@@ -21,7 +21,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import BaseModel, Field
 
 from nacre.data.image_io import IMAGE_SUFFIXES, count_labels, examine_image, read_mask
-from nacre.errors import NacreError
+from nacre.errors import NacreError, counted
 from nacre.labels.space import LabelIndex, LabelSpace, ranges
 from nacre.utils.io import save_text
 from nacre.utils.progress import Progress, show_progress, worker_pool
@@ -220,7 +220,8 @@ def _describe(problems: Sequence[Problem], total: int, space: LabelSpace) -> str
     sentences = describe_problems(problems, _MAX_SHOWN)
     if any(problem.kind == "unknown label" for problem in problems):
         sentences.append(f"known labels: {ranges(space.allowed)}")
-    return f"{len(problems)} of {total} images cannot be used: {'; '.join(sentences)}"
+    of_all = f"{len(problems):,} of {counted(total, 'image')}"
+    return f"{of_all} cannot be used: {'; '.join(sentences)}"
 
 
 def images_by_label(index: LabelIndex) -> Counter[int]:

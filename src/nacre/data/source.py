@@ -14,7 +14,7 @@ from PIL import Image
 
 from nacre.data.image_io import Mask, open_image, read_mask
 from nacre.data.index import Contents, Pair, Problem, build_index, images_by_label, make_index, scan
-from nacre.errors import NacreError
+from nacre.errors import NacreError, counted
 from nacre.labels.space import LabelIndex, LabelSpace, white_label
 from nacre.utils.config import Config
 from nacre.utils.progress import show_progress
@@ -93,7 +93,8 @@ class FileSource(ABC):
         both = [pair.name for pair in train.values() if pair.image in test_images]
         if both:
             raise NacreError(
-                f"{self.root}: {len(both)} images are both for training and for testing: "
+                f"{self.root}: {counted(len(both), 'image is', 'images are')} both for training "
+                "and for testing: "
                 f"{first_names(both)}; remove them from one of the two lists"
             )
         return {"train": train, "val": val}

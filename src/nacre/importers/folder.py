@@ -20,9 +20,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nacre.errors import NacreError, did_you_mean
+from nacre.errors import NacreError, counted, did_you_mean
 from nacre.importers.files import SUFFIXES, clean_parts
-from nacre.importers.problems import brief, counted, some
+from nacre.importers.problems import brief, some
 from nacre.importers.reading import BACKGROUND, IGNORED, Color, Image, Reading, clean_name
 from nacre.labels.channels import extend_colors
 from nacre.labels.space import read_classes

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from PIL import Image as PillowImage
 
 from nacre.data.image_io import MAX_PIXELS, stored_labels
-from nacre.errors import NacreError
+from nacre.errors import NacreError, counted
 from nacre.importers.files import File
-from nacre.importers.problems import Unusable, brief, counted, some
+from nacre.importers.problems import Unusable, brief, some
 
 Values = npt.NDArray[Any]
 Coding = Literal["values", "colors", "instances"]

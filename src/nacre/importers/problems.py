@@ -45,8 +45,3 @@ def some(names: Iterable[Any], count: int = 5) -> str:
     all_names = list(names)
     more = f" and {len(all_names) - count:,} more" if len(all_names) > count else ""
     return ", ".join(brief(name) for name in all_names[:count]) + more
-
-
-def counted(count: int, singular: str, plural: str | None = None) -> str:
-    """Return ``1 image`` or ``3 images``."""
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"

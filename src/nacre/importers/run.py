@@ -18,7 +18,7 @@ from PIL import Image as PillowImage
 from PIL import ImageDraw, ImageFont
 
 from nacre.data.image_io import Pixels, load, open_image
-from nacre.errors import NacreError
+from nacre.errors import NacreError, counted
 from nacre.importers.files import Export, File, agrees
 from nacre.importers.folder import (
     Labels,
@@ -30,7 +30,7 @@ from nacre.importers.folder import (
 )
 from nacre.importers.formats import recognize
 from nacre.importers.paint import MISSING, NOT_LABELED, Job, Outcome, Unlabeled, import_images
-from nacre.importers.problems import Unusable, brief, counted, some
+from nacre.importers.problems import Unusable, brief, some
 from nacre.importers.reading import Color, Image, Reading
 from nacre.utils.progress import show_progress
 
