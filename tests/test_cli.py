@@ -293,6 +293,9 @@ def test_learn_history_eval_and_predict_as_a_person_uses_them(nacre, tmp_path):
     shown = nacre("eval", birds).stdout
     assert "mean of new" in shown
     assert "mean of old" not in shown, "no test image has an old class"
+    assert "not tested, as no test image shows them: pearl, starfish; give a folder" in shown
+    shown = nacre("eval", birds, "--root", tmp_path / "pets").stdout
+    assert "not tested, as no test image shows them: crate; give a folder" in shown
     log = nacre("history", birds).stdout
     assert "pearl, starfish" in log
     assert "birds" in log

@@ -36,7 +36,15 @@ def evaluate(
     if json:
         app.print_json(metrics)
     else:
-        app.make_console().print(class_table(metrics))
+        console = app.make_console()
+        console.print(class_table(metrics))
+        if "tests" in metrics:
+            ious = metrics["iou"]
+            untested = [name for name in metrics["classes"][1:] if ious.get(name) is None]
+            if untested:
+                text = f"not tested, as no test image shows them: {', '.join(untested)}; "
+                text += f"give a folder that does: nacre eval {model} --root FOLDER"
+                console.print(Text(text, "yellow"), soft_wrap=True)
 
 
 def _notify(line: str) -> None:
