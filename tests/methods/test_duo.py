@@ -343,6 +343,8 @@ def test_the_commands_say_what_a_trained_decoder_does(learned, tmp_path, trained
     for name in ("pearl", "starfish"):
         network, info, state = load_model(find_model(learned(name)))
         network.ledger.learned.fill_(trained)
+        judged = {"before": 0.1, "after": 0.2, "kept": name == "pearl", "classes": [1]}
+        info = replace(info, history=[{**info.history[0], "judged": judged}])
         (tmp_path / name).mkdir()
         save_model(tmp_path / name / "model.safetensors", network, info, state)
     both = [str(tmp_path / name) for name in ("pearl", "starfish")]
@@ -357,6 +359,16 @@ def test_the_commands_say_what_a_trained_decoder_does(learned, tmp_path, trained
     said = " ".join(done.output.split())
     assert ("may still have been trained with it" in said) == trained
     assert "1 class " in said
+    done = run(
+        program, ["forget", str(tmp_path / "b"), "--step", "1", "--out", str(tmp_path / "c")]
+    )
+    said = " ".join(done.output.split())
+    assert "may still have been trained with it" not in said
+    assert ("no update of the decoder was kept since then" in said) == trained
+    done = run(program, ["merge", both[0], both[0], "--out", str(tmp_path / "d")])
+    said = " ".join(done.output.split())
+    assert "treats the classes of the others" not in said
+    assert ("the decoder is that of the first model" in said) == trained
 
 
 def test_a_merged_class_is_background_to_a_decoder_that_has_not_learned_it(learned):

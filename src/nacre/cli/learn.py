@@ -127,9 +127,30 @@ def forget(
     """Remove a step, a data folder or a class from a model, as if it had never been learned."""
     from nacre.api.model import load
 
-    edited = load(model, "cpu").forget(step=step, folder=folder, class_name=class_name, out=out)
-    note = "no trace of it is left in the ledger; the decoder may still have been trained with it"
+    whole = load(model, "cpu")
+    edited = whole.forget(step=step, folder=folder, class_name=class_name, out=out)
+    note = "no trace of it is left in the ledger, and no update of the decoder was kept since then"
+    if any(map(_has_trained_decoder, _since(whole.info.history, step, folder))):
+        note = "no trace of it is left in the ledger; the decoder may still have been trained with "
+        note += "it"
     _show_edited(edited, note)
+
+
+def _since(
+    history: Sequence[dict[str, Any]], step: int | None, folder: str | None
+) -> Sequence[dict[str, Any]]:
+    """Return the entries from the forgotten one on; later steps learn from the model before."""
+    if step is None and folder is not None:
+        step = next(i for i, entry in enumerate(history) if folder in entry["data"])
+    return history[step or 0 :]
+
+
+def _has_trained_decoder(entry: dict[str, Any]) -> bool:
+    """Return True if the decoder may have kept updates of a step."""
+    judged = entry.get("judged")
+    if isinstance(judged, dict):
+        return bool(judged.get("kept", True))
+    return entry.get("method") not in ("ledger", "duo")  # without a verdict duo keeps none
 
 
 @app.command("merge", "nacre merge models/site-a models/site-b --out models/both-sites")
@@ -139,12 +160,15 @@ def merge_models(
 ) -> None:
     """Merge models with the same backbone into one that learned from all their images."""
     from nacre.api.model import merge
+    from nacre.models.io import find_model, read_info
 
-    note = (
-        "the ledger knows the classes of all models; the decoder is that of the first model, which "
-        "treats the classes of the others as background"
-    )
-    _show_edited(merge(models, out=out), note)
+    merged, first = merge(models, out=out), read_info(find_model(models[0]))
+    others = [name for name in merged.info.classes if name not in first.classes]
+    note = "the decoder is that of the first model"
+    if others:
+        note = f"the ledger knows the classes of all models; {note}, which treats the classes of "
+        note += f"the others as background: {abbreviate(others)}"
+    _show_edited(merged, note)
 
 
 @app.command("history", "nacre history models/pets-birds")
