@@ -146,3 +146,32 @@ def test_a_data_folder_of_nacre_has_the_folders_images_and_masks(
     save_png(tmp_path / "x" / masks / "a.png", filled(SIZE, (*BOX, 1)))
     with pytest.raises(NacreError, match=message):
         Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize("mask", ["masks/a_mask.png", "masks/a.bmp", "Masks/a.png"])
+def test_masks_that_nacre_would_not_find_are_imported(mask: str, tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "images" / "a.jpg", SIZE)
+    save_png(tmp_path / "x" / mask, filled(SIZE, (*BOX, 1)))
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    np.testing.assert_array_equal(got.mask("a"), filled(SIZE, (*BOX, 1)))
+    save_text(tmp_path / "x" / "classes.yaml", "classes: {1: cat}")
+    with pytest.raises(NacreError, match=r"not named like their images; give|has Masks; rename"):
+        Imported(tmp_path / "x", tmp_path / "z")
+
+
+@pytest.mark.parametrize("mask", ["masks/a.jpg", "masks/a_mask.jpeg", "labels/a.JPG"])
+@pytest.mark.parametrize("table", ["", "classes.yaml"])
+def test_masks_that_are_jpeg_files_are_named(mask: str, table: str, tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "images" / "a.jpg", SIZE)
+    save_image(tmp_path / "x" / mask, SIZE)
+    if table:
+        save_text(tmp_path / "x" / table, "classes: {1: cat}")
+    with pytest.raises(NacreError, match=f"JPEG files, such as {mask}, .*; export the masks as"):
+        Imported(tmp_path / "x", tmp_path / "y")
+
+
+def test_labels_named_like_their_images_need_only_a_classes_yaml(tmp_path: Path) -> None:
+    save_image(tmp_path / "x" / "images" / "a.jpg", SIZE)
+    save_png(tmp_path / "x" / "masks" / "a.png", filled(SIZE, (*BOX, 1)))
+    with pytest.raises(NacreError, match=r"add a file classes.yaml, .*use it without an import"):
+        Imported(tmp_path / "x", tmp_path / "y")

@@ -247,6 +247,11 @@ def _advice(export: Export) -> str:
             "is Label Studio's export of brushes as PNG, which does not name the image of a mask; "
             "export it as JSON"
         )
+    if jpegs := mask_folders.jpeg_masks(export):
+        return (
+            f"has masks that are JPEG files, such as {brief(jpegs[0].path)}, whose compression "
+            "changes labels; export the masks as PNG from the annotation tool"
+        )
     if tables := export.named("classes.yaml"):
         return _misfit(export, tables[0].folder) or (
             "is a data folder of nacre already; use it as it is"
@@ -276,4 +281,9 @@ def _misfit(export: Export, root: str) -> str:
                 f"has classes.yaml but no files in {name}/; a data folder of nacre contains "
                 "images/, masks/ and classes.yaml, and needs no import"
             )
+    if not mask_folders.are_named_alike(export, root):
+        return (
+            "has masks that are not named like their images; give the mask of images/a.jpg the "
+            "name masks/a.png, and use the folder without an import"
+        )
     return ""

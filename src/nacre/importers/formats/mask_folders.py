@@ -52,6 +52,7 @@ _COLOR_LINES = (
     re.compile(rf"{_NUMBERS}[\s,]+(?P<name>\S.*)"),
     re.compile(rf"(?P<name>\S.*?)[\s,]+{_NUMBERS}"),
 )
+_JPEG = (".jpg", ".jpeg", ".jfif")
 _WHITE = 255
 _MAX_SAMPLES = 200
 _MAX_COLORS = 10
@@ -71,8 +72,37 @@ def find(export: Export) -> list[File]:
 
 
 def is_nacres(export: Export) -> bool:
-    """Return True if an export has the folders of a nacre data folder."""
-    return all(any(file.is_below(name) for file in export.images) for name in ("images", "masks"))
+    """Return True if an export has the folders of a nacre data folder, and its names."""
+    places = [f"/{file.path}".partition("/masks/") for file in export.images]
+    roots = {root[1:] for root, found, _ in places if found}
+    return len(roots) == 1 and are_named_alike(export, roots.pop())
+
+
+def are_named_alike(export: Export, root: str) -> bool:
+    """Return True if most files in ``masks/`` are PNG files with the path of one in ``images/``."""
+    start = f"{root}/" if root else ""
+    images, masks = (
+        [
+            file.path.removeprefix(folder).rpartition(".")
+            for file in export.images
+            if file.path.startswith(folder)
+        ]
+        for folder in (f"{start}images/", f"{start}masks/")
+    )
+    names = {name for name, _, _ in images}
+    fitting = [name for name, _, suffix in masks if suffix.lower() == "png" and name in names]
+    return 2 * len(fitting) > len(masks)
+
+
+def jpeg_masks(export: Export) -> list[File]:
+    """Return the JPEG files in folders of masks that have the names of images elsewhere."""
+    words = {file: _mask_word(file) for file in export.images}
+    names = {_key(file) for file, word in words.items() if not word}
+    return [
+        file
+        for file, word in words.items()
+        if word and file.suffix in _JPEG and _SUFFIX.sub("", _key(file)) in names
+    ]
 
 
 def are_black_and_white(export: Export) -> bool:
@@ -146,7 +176,7 @@ def _pair(reading: Reading, masks: list[File], files: list[File], meaning: Meani
 def all_masks(export: Export) -> list[File]:
     """Return the masks: those of one type of folder, else those beside their images."""
     own = [file for file in export.images if not file.is_extra]
-    words = {file: _mask_word(file) for file in own if file.suffix != ".jpg"}
+    words = {file: _mask_word(file) for file in own if file.suffix not in _JPEG}
     for word in _MASK_WORDS:
         if word in words.values():
             return [file for file in words if words[file] == word]
