@@ -175,3 +175,17 @@ def test_labels_named_like_their_images_need_only_a_classes_yaml(tmp_path: Path)
     save_png(tmp_path / "x" / "masks" / "a.png", filled(SIZE, (*BOX, 1)))
     with pytest.raises(NacreError, match=r"add a file classes.yaml, .*use it without an import"):
         Imported(tmp_path / "x", tmp_path / "y")
+
+
+@pytest.mark.parametrize("folder", ["images", "train/images"])
+def test_one_yolo_folder_for_training_and_testing_has_no_split(folder: str, tmp_path: Path) -> None:
+    yolo_set(tmp_path / "x", "[cat]")
+    if folder == "images":
+        for path in (tmp_path / "x" / "train").iterdir():
+            path.rename(tmp_path / "x" / path.name)
+    described = f"names: [cat]\ntrain: {folder}\nval: {folder}\ntest: {folder}\n"
+    save_text(tmp_path / "x" / "data.yaml", described)
+    got = Imported(tmp_path / "x", tmp_path / "y")
+    assert f"train and val are the same folder {folder}: its images are in no split" in got.text
+    assert "only the split" not in got.text
+    assert got.report.splits == {}

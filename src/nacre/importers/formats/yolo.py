@@ -9,6 +9,7 @@ the smaller one is on top.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from nacre.errors import NacreError
@@ -118,7 +119,7 @@ def _splits(
     reading: Reading, description: Mapping[str, Any], files: list[File]
 ) -> Callable[[File], str | None]:
     """Return a function from a file to its split: by the description, else by its folders."""
-    folders: dict[str, str] = {}
+    folders: dict[str, str | None] = {}
     listed: dict[File, str] = {}
     finder = Finder(files)
     for key in _SPLIT_KEYS:
@@ -132,14 +133,23 @@ def _splits(
                             if image := finder.find(line):
                                 listed[image] = SPLITS[key]
             elif parts:
-                folders["/".join(parts).casefold()] = SPLITS[key]
+                place = "/".join(parts)
+                name = folders.setdefault(place.casefold(), SPLITS[key])
+                if name == "train" and key != "train":
+                    reading.notes.append(
+                        f"train and {key} are the same folder {brief(place)}: its images are in no "
+                        "split, and without lists nacre tests on one image in five"
+                    )
+                    folders[place.casefold()] = None
+                elif name is not None:
+                    folders[place.casefold()] = SPLITS[key]
 
     def split(file: File) -> str | None:
         if file in listed:
             return listed[file]
         folder = f"/{_key(file).casefold().rpartition('/')[0]}/"
         fitting = [(len(path), name) for path, name in folders.items() if f"/{path}/" in folder]
-        return max(fitting)[1] if fitting else split_of(file.folder)
+        return max(fitting, key=itemgetter(0))[1] if fitting else split_of(file.folder)
 
     return split
 
