@@ -415,7 +415,10 @@ def test_another_folder_start_or_recipe_is_refused(pets, data, tmp_path):
     learning(data / "fish", tmp_path / "fish", start=out)()
     refusals: list[tuple[tuple[str, object, tuple[str, ...]], str]] = [
         (("birds", None, ()), rf"birds was learned with --start {pets}\S*; give the same options"),
-        (("birds", pets, ("fish",)), "birds was learned without --test; give the same options"),
+        (
+            ("birds", pets, ("fish",)),
+            "birds was learned without --test, not with --test fish; give the same options",
+        ),
         (("fish", pets, ()), r"birds contains the model learned from birds \(.*\); choose another"),
     ]
     for (name, start, tests), sentence in refusals:

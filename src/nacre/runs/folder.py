@@ -267,15 +267,22 @@ def _check_same_folders(
             raise NacreError(
                 f"{config.start} has changed since {path} was learned from it; choose another --out"
             )
-        options.append(f"with --start {config.start}" if config.start else "without --start")
+        options.append(_was_given("--start", [config.start], [start]))
     if names(data, "tests") != names(new_data, "tests"):
-        tests = [f"--test {test.name}" for test in config.tests]
-        options.append(f"with {' '.join(tests)}" if tests else "without --test")
+        tests = [[path.name for path in one.tests] for one in (config, new_config)]
+        options.append(_was_given("--test", *tests))
     if options:
         raise NacreError(
             f"{path} was learned {' and '.join(options)}; give the same options, or choose another "
             "--out"
         )
+
+
+def _was_given(option: str, old: Sequence[object], new: Sequence[object]) -> str:
+    """Describe an option of a step that was learned, beside the values that are given now."""
+    was, now = (" ".join(f"{option} {x}" for x in values if x) for values in (old, new))
+    learned = f"with {was}" if was else f"without {option}"
+    return f"{learned}, not with {now}" if now else learned
 
 
 def _in_words(lines: Sequence[str], fingerprint: dict[str, Any]) -> list[str]:
