@@ -302,7 +302,9 @@ def choose_new_classes(
     if not classes:
         raise NacreError(
             f"{where} has no new class: the model already knows "
-            f"{', '.join(name for name in named if name in known)}"
+            f"{', '.join(name for name in named if name in known)}; to improve known classes, "
+            "learn them beside a new class, or without --start and join both models with "
+            "`nacre merge` (if ledger or duo learned them)"
         )
     _check_similar(sets, classes, known, new)
     return classes
