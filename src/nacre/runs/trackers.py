@@ -7,6 +7,7 @@ its tracker, which identifies it by the path of its folder.
 
 import contextlib
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ PROJECT = "nacre"
 Values = dict[str, float]
 
 
-class Tracker:
+class Tracker(ABC):
     """The common part of all trackers."""
 
     def __init__(self, run: Path) -> None:
@@ -46,13 +47,13 @@ class Tracker:
     def begin(self, about: dict[str, Any]) -> None:
         """Begin or resume the run."""
 
+    @abstractmethod
     def log(self, values: Values, iteration: int) -> None:
         """Show values at an iteration."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Write what is pending."""
-        raise NotImplementedError
 
     def _iterations_of(self, steps: int) -> int:
         # Not counted from event to event: a step may have been learned before this start.
